@@ -18,7 +18,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 NATIVE := $(sort $(shell find native -name '*.[ch]'))
 # isa.h is generated; reduce_*.h is a template by macros, which clang-format cannot read.
-FORMATTED := $(filter-out native/isa.h native/reduce/reduce_%.h,$(NATIVE)) $(sort $(shell find native -name '*.cu')) $(wildcard tests/native/*.[ch] tests/sass/*.cpp tests/simt/*.c tests/simt/*.cc tests/simt/*.h tests/mutation/*.h bench/*.c)
+FORMATTED := $(filter-out native/isa.h native/reduce/reduce_%.h,$(NATIVE)) $(sort $(shell find native -name '*.cu')) $(wildcard tests/bootstrap/*.c tests/native/*.[ch] tests/sass/*.cpp tests/simt/*.c tests/simt/*.cc tests/simt/*.h tests/mutation/*.h bench/*.c)
 
 # Both MPI wheels own bin/mpirun, so each has an environment of its own; mpi4py takes the libmpi
 # of the environment it runs in. Open MPI refuses root and more ranks than cores unless told.
@@ -223,7 +223,7 @@ tsan: $(VENV)/.built $(VENV)/.test
 	$(PY) -m pytest tests/native tests/simt -k "simt or race or weakened or tsan" $(ARGS)
 
 # Each file answers one question and writes bench/results/; the machine should be quiet.
-QUESTIONS := allreduce_two_ranks collectives_two_ranks between_two oversubscribed busy_neighbour tcp_allreduce tcp_collectives tcp_counts fabric tcp_hierarchical prediction startup interpreter user_algorithm verification slot_stores rdma_allreduce rdma_put rdma_cuts gpudirect_counts
+QUESTIONS := allreduce_two_ranks collectives_two_ranks between_two oversubscribed busy_neighbour tcp_allreduce tcp_collectives tcp_counts fabric tcp_hierarchical prediction startup grow interpreter user_algorithm verification slot_stores rdma_allreduce rdma_put rdma_cuts gpudirect_counts
 bench: $(VENV)/.built $(VENV)/.bench $(MPICH)/.base
 	@for name in $(QUESTIONS); do echo "# bench/$$name.py"; $(PY) bench/$$name.py || exit 1; done
 	$(PY) bench/allreduce_two_ranks.py --in-place

@@ -265,6 +265,28 @@ def against(
     yield Claim(f"{what}: faster than {library}, geometric mean", mean, mean_limit, "x", True)
 
 
+def after_a_death(results: dict[str, Any]) -> Iterator[Claim]:
+    found = results.get("shrink", {}).get("ms", {})
+    limits = (
+        ("shm, 8 ranks", 50, 200),
+        ("tcp, 4 ranks", 100, 400),
+        ("forked, 64 ranks", 250, None),
+    )
+    for what, median, slowest in limits:
+        ms = found.get(f"pycoll, {what}", {})
+        text = f"from a kill to the first right all-reduce, {what}"
+        yield Claim(text, ms.get("median"), median, "ms")
+        if slowest:
+            yield Claim(f"{text}, worst", ms.get("worst"), slowest, "ms")
+    grown = results.get("grow", {}).get("beyond_the_start_ms", {})
+    beyond = max(grown.values(), default=None)
+    yield Claim("grow by one beyond the start of the process", beyond, 200, "ms")
+    summary = results.get("shrink-deaths", {}).get("summary", {})
+    deaths = sum(n for name, n in summary.items() if name.startswith("deaths, ")) or None
+    yield Claim("ranks that died at random and were survived", deaths, 500, "", True)
+    yield Claim("partitions survived", summary.get("jobs, partitions"), 50, "", True)
+
+
 def rest(results: dict[str, Any]) -> Iterator[Claim]:
     medians = results.get("startup", {}).get("median_ms", {})
     yield Claim("import pycoll", medians.get("import"), 80, "ms")
@@ -293,6 +315,7 @@ PARTS = (
     over_rdma,
     gpudirect,
     prediction,
+    after_a_death,
     rest,
 )
 

@@ -15,11 +15,13 @@ from pycoll.errors import (
     CollectiveTimeout,
     DeadlockError,
     InternalError,
+    LostError,
     MismatchError,
     PeerLostError,
     PostconditionError,
     PycollError,
     RaceError,
+    RevokedError,
     ScheduleError,
     TransportError,
     UnavailableError,
@@ -29,7 +31,7 @@ from pycoll.errors import (
 if TYPE_CHECKING:
     from pycoll.algorithms import Algorithm, algorithm
     from pycoll.bootstrap import spawn
-    from pycoll.communicator import Communicator, init
+    from pycoll.communicator import Communicator, init, join, joining
     from pycoll.interop.mpi import from_mpi
     from pycoll.runtime.plan.persistent import Plan
     from pycoll.runtime.work import Work
@@ -57,12 +59,14 @@ __all__ = [
     "Communicator",
     "DeadlockError",
     "InternalError",
+    "LostError",
     "MismatchError",
     "PeerLostError",
     "Plan",
     "PostconditionError",
     "PycollError",
     "RaceError",
+    "RevokedError",
     "ScheduleBuilder",
     "ScheduleError",
     "TransportError",
@@ -78,6 +82,8 @@ __all__ = [
     "from_mpi",
     "gather",
     "init",
+    "join",
+    "joining",
     "reduce",
     "reduce_scatter",
     "scatter",
@@ -92,6 +98,8 @@ _HOMES = {
     "spawn": "pycoll.bootstrap",
     "Communicator": "pycoll.communicator",
     "init": "pycoll.communicator",
+    "join": "pycoll.communicator",
+    "joining": "pycoll.communicator",
     "from_mpi": "pycoll.interop.mpi",
     "Plan": "pycoll.runtime.plan.persistent",
     "Work": "pycoll.runtime.work",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from pycoll.arguments import check_timeout
 from pycoll.collectives import Collectives
-from pycoll.config import Config
+from pycoll.config import Config, join_address
 from pycoll.errors import UsageError, quoted
 from pycoll.groups import Groups
 from pycoll.objects import Objects
@@ -56,6 +56,9 @@ def init(
 ) -> Communicator:
     """Meet the other ranks of the job and return the communicator of all of them.
 
+    Where PYCOLL_NEWCOMER says so, which `pycoll run --elastic` sets for a process that replaces
+    another, this waits until the job takes the process in, as `join` does; see `joining`.
+
     Args:
         bootstrap: How to meet; found out from the launcher by default.
         timeout: Seconds until a wait for another rank fails, here and in every call; 300, or
@@ -84,7 +87,7 @@ def init(
         [[2.0, 2.0], [2.0, 2.0]]
     """
     # Loaded here: `import pycoll` must work, and be quick, where there is no engine.
-    from pycoll.bootstrap import detect
+    from pycoll.bootstrap import detect, launcher
     from pycoll.bootstrap.descriptors import enough
     from pycoll.runtime.engine import Engine, failed
 
@@ -92,13 +95,10 @@ def init(
         raise UsageError(
             f"init: bootstrap is {quoted(bootstrap)}, want a pycoll.bootstrap.Bootstrap, or None"
         )
-    named = isinstance(selector, str) and selector != ""
-    if not (selector is None or named or callable(selector)):
-        raise UsageError(
-            f"init: selector is {quoted(selector)}, want a function from a Question to a Choice, "
-            "the name of a plug-in, or None"
-        )
+    _check_selector("init", selector)
     config = Config.load(timeout=timeout, unproved=unproved)
+    if bootstrap is None and launcher(config) == "join":
+        return _join("init", config, config.timeout, selector)
     with enough("init"):
         met = detect(config) if bootstrap is None else bootstrap
     try:
@@ -107,6 +107,81 @@ def init(
     except BaseException as error:
         met.close(reason=failed(error))
         raise
+
+
+def join(
+    address: str | None = None,
+    timeout: float | None = None,
+    wait: float | None = None,
+    selector: Selector | str | None = None,
+    unproved: bool | None = None,
+) -> Communicator:
+    """Wait until a running job takes this process in, and return its new communicator.
+
+    The ranks of the job call `Communicator.grow`, before or after this is called. Whatever ends
+    their attempt, this process waits on for the next one.
+
+    Args:
+        address: Where the job's rank 0 listens as it grows, "host:port", or several with commas
+            between them where it may be on one host or another; PYCOLL_JOIN_ADDRESS by default.
+        timeout: Seconds until a wait for another rank fails, in every call; as `init` has it.
+        wait: Seconds to wait here until the job grows; ``timeout`` by default.
+        selector: As the ranks of the job gave it to `init`.
+        unproved: As `init` has it.
+
+    Returns:
+        The communicator, in which the ranks of the job come first.
+
+    Raises:
+        UsageError: There is no address, or the job's selector is another.
+        UnavailableError: The native engine, or what the settings need, is missing.
+        BootstrapError: Nobody took this process in; or the job has another key, or version.
+
+    Example:
+        >>> comm = pycoll.join("node7:29500", wait=3600)  # doctest: +SKIP
+    """
+    _check_selector("join", selector)
+    where = None if address is None else join_address("join: address", address)
+    config = Config.load(timeout=timeout, unproved=unproved, join_address=where)
+    waits = check_timeout("join: wait", wait)
+    return _join("join", config, config.timeout if waits is None else waits, selector)
+
+
+def joining() -> bool:
+    """Tell whether `init` joins a job that runs already: PYCOLL_NEWCOMER says so.
+
+    `pycoll run --elastic` sets it for a process that replaces another. A program may ask so that it
+    does not begin what the others are amid.
+
+    Example:
+        >>> pycoll.joining()
+        False
+    """
+    from pycoll.bootstrap import launcher
+
+    return launcher(Config.load()) == "join"
+
+
+def _join(who: str, config: Config, wait: float, selector: Selector | str | None) -> Communicator:
+    from pycoll.bootstrap.descriptors import enough
+    from pycoll.runtime import grow
+
+    if config.join_address is None:
+        raise UsageError(
+            f"{who}: no address, want that of the job to join: pycoll.join('host:port'), or "
+            "PYCOLL_JOIN_ADDRESS, as given to grow()"
+        )
+    with enough(who):
+        return Communicator(grow.join(config, wait, selector))
+
+
+def _check_selector(who: str, selector: object) -> None:
+    named = isinstance(selector, str) and selector != ""
+    if not (selector is None or named or callable(selector)):
+        raise UsageError(
+            f"{who}: selector is {quoted(selector)}, want a function from a Question to a Choice, "
+            "the name of a plug-in, or None"
+        )
 
 
 def _length(nbytes: int) -> int:
@@ -1309,6 +1384,89 @@ class Communicator:
             1
         """
         return self._groups.split(type(self), color, key, timeout)
+
+    def revoke(self) -> None:
+        """Break this communicator on every rank: calls under way end, and later ones raise.
+
+        One rank calls it, say one that met an error of its own, so that the others do not wait for
+        it until their timeout. They get a RevokedError. Other communicators of the same ranks go
+        on, and of this one `shrink` makes another. One that is broken already stays as it is.
+
+        Raises:
+            ClosedError: This rank has closed it.
+
+        Example:
+            >>> part = comm.dup()
+            >>> part.revoke()
+            >>> try:
+            ...     part.barrier()
+            ... except pycoll.BrokenError as error:
+            ...     print("called revoke()" in str(error))
+            True
+            >>> part.close()
+        """
+        self._engine.life.require_usable("revoke")
+        self._engine.failure.revoke("revoke()")
+
+    def shrink(self, timeout: float | None = None) -> Self:
+        """Return a communicator of the ranks that live; each of them calls this.
+
+        Call it once a call has raised: it breaks this communicator on the other ranks, too, as
+        `revoke` does. The ranks keep their order. Who is proved dead is left out, however many that
+        are; who only does not come in time, if the others are more than half of the ranks, or half
+        of them with the lowest. All who get a communicator get the same one.
+
+        What was made of this communicator (plans, GPU memory) stays its own, and arrays of `empty`
+        keep what is in them. Close it when you like. A communicator is shrunk once.
+
+        Args:
+            timeout: Seconds that a rank may take to come; the communicator's by default.
+
+        Returns:
+            The new communicator, whose timeout and selector are those of this one.
+
+        Raises:
+            LostError: The others went on without this rank, or too few have come.
+            UsageError: ``timeout`` is no number of seconds, or this was called before.
+            ClosedError: This rank has closed the communicator, perhaps meanwhile.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> with comm.dup() as broken, broken.shrink() as smaller:
+            ...     smaller.size  # nobody has died
+            2
+        """
+        return self._groups.shrink(type(self), timeout)
+
+    def grow(self, n: int, address: str | None = None, timeout: float | None = None) -> Self:
+        """Return a communicator of these ranks and of `n` new processes; every rank calls it.
+
+        The new processes call `pycoll.join`, before or after that. These ranks keep their numbers,
+        and this communicator stays usable. A process that has died is replaced by
+        ``comm.shrink().grow(1)``.
+
+        Args:
+            n: How many come.
+            address: Where rank 0 listens meanwhile, "host:port", or several with commas between
+                them, of which it takes that of its own host; PYCOLL_JOIN_ADDRESS by default.
+            timeout: Seconds to wait for the newcomers; the communicator's by default.
+
+        Returns:
+            The new communicator; newcomers have its last `n` ranks.
+
+        Raises:
+            UsageError: `n` is no number of ranks, or there is no address, or no PYCOLL_SECRET for
+                one that other machines reach; or a newcomer has another selector.
+            MismatchError: The ranks give another `n`, or address.
+            CollectiveTimeout: Too few came in time. Nothing has changed, on any rank.
+            PeerLostError: A newcomer, or a rank, died meanwhile.
+            BootstrapError: Rank 0 cannot listen there.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> larger = comm.grow(1, address="node7:29500")  # doctest: +SKIP
+        """
+        return self._groups.grow(type(self), n, address, timeout)
 
     def dup(self, timeout: float | None = None) -> Self:
         """Return another communicator of the same ranks; every rank calls it.

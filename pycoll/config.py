@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,28 @@ def _address(value: str) -> str:
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError("host:port of rank 0, such as node7:29400 or [::1]:29400")
     return value.strip()
+
+
+def _addresses(value: str) -> str:
+    try:
+        return ",".join(_address(one) for one in value.split(","))
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError("host:port, or several with commas between them") from None
+
+
+def join_address(what: str, value: object) -> str:
+    """Return where a job and newcomers meet, checked; UsageError names ``what``."""
+    try:
+        return _addresses(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{what} is {quoted(value)}, want {error}") from None
+
+
+def _newcomer(value: str) -> str:
+    word = value.strip().lower()
+    if not re.fullmatch("no|yes|fd:[0-9]{1,9}:[0-9]{1,19}", word):
+        raise ValueError("yes or no")
+    return word
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -187,6 +210,20 @@ SETTINGS: tuple[Setting, ...] = (
         "Only the user has a private way to hand the ranks a key before they have met.",
     ),
     Setting(
+        "join_address",
+        "from pycoll run --elastic",
+        "host:port,...",
+        _addresses,
+        "Where a job that grows finds newcomers, whoever of it still lives, only its user can fix.",
+    ),
+    Setting(
+        "newcomer",
+        "no",
+        "yes or no",
+        _newcomer,
+        "Whether a process belongs to a job that runs already is known to whoever started it.",
+    ),
+    Setting(
         "iface",
         "the route to rank 0",
         "name or address",
@@ -284,6 +321,9 @@ class Config:
     size: int | None = None
     address: str | None = None
     secret: bytes | None = field(default=None, repr=False)
+    join_address: str | None = None  #: where `grow` and `join` meet
+    #: "yes": `init` joins a job that runs; "fd:...": and says there that it has
+    newcomer: str = "no"
     iface: str | None = None
     #: between hosts; "verbs", "libfabric": by nothing else; "tcp": never RDMA
     transport: str = "auto"

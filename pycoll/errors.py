@@ -59,6 +59,10 @@ class PeerLostError(TransportError):
     """A rank of the job is gone."""
 
 
+class LostError(PycollError):
+    """This rank is out: the other survivors went on without it, or too few of them have come."""
+
+
 class MismatchError(PycollError):
     """Ranks called different collectives, or one collective with different arguments."""
 
@@ -73,6 +77,10 @@ class ClosedError(PycollError):
 
 class BrokenError(PycollError):
     """An earlier failure broke the communicator; see ``__cause__``."""
+
+
+class RevokedError(BrokenError):
+    """A rank called `Communicator.revoke` or `Communicator.shrink`."""
 
 
 class InternalError(PycollError):

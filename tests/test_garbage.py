@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import pycoll
 from pycoll import algorithms, overlap, topology
+from pycoll.bootstrap import lobby, newcomer
 from pycoll.errors import DeadlockError, PostconditionError
 from pycoll.overlap.limits import limits
 
@@ -263,6 +265,24 @@ def communicator_rows(comm: Any) -> dict[str, Row]:
     rows["send"] = Row(queued("send", "to"), {"x": x}, {"x": "bytes array", "to": ""} | timed)
     rows["recv"] = Row(queued("recv", "frm"), {"x": x}, {"x": "array", "frm": ""} | timed)
 
+    def grow(**given: Any) -> None:
+        with (
+            mock.patch.object(lobby.Lobby, "gather", side_effect=pycoll.CollectiveTimeout),
+            contextlib.suppress(pycoll.CollectiveTimeout),
+        ):
+            comm.grow(**given)
+
+    def shrink(timeout: Any = None) -> None:
+        other = comm.dup()
+        try:
+            other.shrink(timeout).close()
+        finally:
+            other.close()
+
+    rows["shrink"] = Row(shrink, {}, timed)
+    place = {"address": "127.0.0.1:29400"}
+    rows["grow"] = Row(grow, {"n": 1, **place}, {"n": "five true"} | timed)
+
     def waited(how: str) -> Callable[..., Any]:
         return lambda **given: getattr(comm.allreduce(x, async_op=True), how)(**given)
 
@@ -278,6 +298,14 @@ def closing(make: Callable[..., Any]) -> Callable[..., None]:
     return lambda **given: make(**given).close()
 
 
+def join_nobody(**given: Any) -> None:
+    with (
+        mock.patch.object(newcomer, "meet", side_effect=pycoll.BootstrapError),
+        contextlib.suppress(pycoll.BootstrapError),
+    ):
+        pycoll.join(**given)
+
+
 def function_rows() -> dict[str, Row]:
     ring = algorithms.get("ring")
     return {
@@ -291,6 +319,17 @@ def function_rows() -> dict[str, Row]:
                 "unproved": "none true",
             },
         ),
+        "join": Row(
+            join_nobody,
+            {"address": "127.0.0.1:29400"},
+            {
+                "timeout": FINITE,
+                "wait": FINITE,
+                "selector": "none builtin",
+                "unproved": "none true",
+            },
+        ),
+        "joining": Row(pycoll.joining, {}),
         "from_mpi": Row(  # without mpi4py nobody gets as far as the others, which are init's
             pycoll.from_mpi,
             {"comm": 5},

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from pycoll.bootstrap import route
 from pycoll.bootstrap.control import Control, Exchange
-from pycoll.bootstrap.control_loop import CLOSED
 from pycoll.bootstrap.control_plane import ControlPlane
 from pycoll.bootstrap.member import Member
+from pycoll.bootstrap.reasons import CLOSED
 from pycoll.bootstrap.rendezvous import Star
 
 
@@ -48,7 +48,8 @@ class Bootstrap:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self.name = name  #: "mpi4py", "slurm", "torchrun", "environment", "spawn" or "single"
+        #: "mpi4py", "slurm", "torchrun", "environment", "spawn", "join" or "single"
+        self.name = name
         #: Deaths, aborts and statuses; its `attach` may be called once.
         self.control = control or Control(ControlPlane(star, timeout))
         self.rank = self.control.rank

@@ -15,7 +15,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pycoll.bootstrap.control_loop import CLOSED, UNREACHABLE
 from pycoll.bootstrap.control_plane import ControlPlane
 from pycoll.bootstrap.control_router import RANK, SECONDS
 from pycoll.bootstrap.framing import (
@@ -30,7 +29,9 @@ from pycoll.bootstrap.framing import (
 )
 from pycoll.bootstrap.group import number_of
 from pycoll.bootstrap.member import Member
+from pycoll.bootstrap.reasons import CLOSED, EXITED, UNREACHABLE, WENT_ON
 from pycoll.bootstrap.rendezvous import GRACE_SECONDS
+from pycoll.bootstrap.survivor import Survivor
 from pycoll.errors import (
     BootstrapError,
     BrokenError,
@@ -46,6 +47,7 @@ REFUSED = "refused"  #: kind of an abort that ends nothing: a call was refused, 
 GONE = "lost"  #: kind of an abort whose text says which rank is gone, and how
 #: The same of a rank that left in good order; first comes the number of the call that misses it.
 MISSED = "missed"
+REVOKED = "revoked"  #: kind of an abort that a rank's user called for
 _REFUSED_KEPT = 64  #: refused calls that another router is told of; a status has as many
 
 OnLost = Callable[[int, str], None]
@@ -129,6 +131,7 @@ class Control:
         self._fatal: Exception | None = None  #: the same, but for ranks that left in good order
         self._untold: deque[Frame] = deque()
         self._asked = False
+        self._survivor: Survivor | None = None  #: once this rank recovers
         self._callbacks: tuple[OnLost, OnAbort, StatusOf | None] | None = None
         if self.size > 1:
             plane.add(self, self._joining() if number else None)
@@ -148,6 +151,29 @@ class Control:
                 f"once, and {self.rank} among them"
             )
         return Control(self._plane, members, number_of(self.number, key, members))
+
+    def recover(self, seconds: float) -> Survivor:
+        """Tell the router that this rank goes on without those who are gone; see `Survivor`.
+
+        Args:
+            seconds: How long each step may take that waits for others.
+        """
+        self._check_usable("recover")
+        with self._lock:
+            if self._survivor:
+                raise UsageError(
+                    "shrink: it was called on this communicator before: shrink the one it "
+                    "returned; if it raised, this rank is out"
+                )
+            self._survivor = Survivor(
+                lambda kind, body: self._post(self._frame(kind, body=body)), seconds
+            )
+        self._survivor.begin()
+        return self._survivor
+
+    def forsake(self) -> bool:
+        """Turn to another router, as this one does not answer; False: it is this rank."""
+        return self._plane.forsake()
 
     def attach(self, on_lost: OnLost, on_abort: OnAbort, status: StatusOf | None = None) -> None:
         """Name the callbacks; what happened before is told now. All on the control thread.
@@ -308,6 +334,10 @@ class Control:
         self._post(self._frame(FrameType.MADE, key, b"\1" + blob))
         return blob
 
+    def cancel(self, error: Exception) -> None:
+        """End the exchanges, here alone."""
+        self._fail(error)
+
     def check(self) -> None:
         """Raise what keeps exchanges from ending, if anything does: a rank is gone, or gave up."""
         with self._lock:
@@ -342,6 +372,8 @@ class Control:
             reason: CLOSED, EXITED when the interpreter ends without close(), or a clause that says
                 more, such as "failed with ValueError: ..."; what is too long is cut off.
         """
+        if self._survivor and self._survivor.accepted:
+            reason = WENT_ON if reason in (CLOSED, EXITED) else f"{WENT_ON}; {reason}"
         reason = encoded(reason[:MAX_KEY])[:MAX_KEY].decode(errors="ignore")
         with self._lock:
             if self._closed or self._plane.forked:
@@ -349,8 +381,9 @@ class Control:
             self._closed = True
         if self.size > 1:
             farewell = self._frame(FrameType.CLOSED, reason, CALLS.pack(calls))
-            self._plane.leave(self, [self._joining(), *self._refused, *self._aborts, farewell])
-        self._fail(ClosedError(f"rank {self.rank} has closed its control plane"))
+            said = [*self._refused, *self._aborts, *self._recovering()]
+            self._plane.leave(self, [self._joining(), *said, farewell])
+        self.end(ClosedError(f"rank {self.rank} has closed its control plane"))
         with self._calling:  # held by none but the control thread, which may be who calls this
             return
 
@@ -369,6 +402,12 @@ class Control:
     def _joining(self) -> Frame:
         """Return what tells a router of this communicator."""
         return self._frame(FrameType.JOIN, body=struct.pack(f"<{self.size}I", *self.ranks))
+
+    def _recovering(self) -> list[Frame]:
+        if self._survivor is None:
+            return []
+        kind, body = self._survivor.frame()
+        return [self._frame(kind, body=body)]
 
     def _frame(self, kind: FrameType, key: str = "", body: bytes = b"") -> Frame:
         return Frame(kind, self.ranks[self.rank], key, body, self.number)
@@ -411,7 +450,7 @@ class Control:
             given += [exchange.frame for exchange in self._exchanges.values()]
             given += [wanted.frame for wanted in self._wanted.values()]
             question = [self._frame(FrameType.ASK)] if self._asking else []
-            said = [*self._refused, *self._aborts]
+            said = [*self._refused, *self._aborts, *self._recovering()]
             return [self._joining(), *left, *said, *given, *question]
 
     def deliver(self, frame: Frame) -> None:
@@ -433,6 +472,9 @@ class Control:
                 answered, self._answered = self._answered, threading.Event()
                 self._asking = False
             answered.set()
+        elif frame.kind in (FrameType.PROPOSED, FrameType.CHOSEN, FrameType.OUT):
+            if self._survivor:
+                self._survivor.hear(frame)
         elif frame.kind is FrameType.ABORT and frame.rank in self._here:
             self._give_up(frame)
         elif frame.kind is FrameType.CLOSED and frame.rank in self._here:
@@ -452,6 +494,8 @@ class Control:
 
     def tell(self) -> None:
         """Call back for what happened, once there are callbacks."""
+        if not (self._untold or self._asked):  # mostly; it is called at every turn of the loop
+            return
         with self._calling:
             while self._untold and self._callbacks and not self._closed:
                 frame = self._untold.popleft()
@@ -473,8 +517,10 @@ class Control:
                 self._post(self._frame(FrameType.STATUS, body=status))
 
     def end(self, error: Exception) -> None:
-        """Fail every exchange: the control plane is no more."""
+        """Fail every exchange, and a recovery: nothing is heard any more."""
         self._fail(error)
+        if self._survivor:
+            self._survivor.end(error)
 
     def _resolve(self, key: str, blobs: list[bytes], error: Exception | None) -> None:
         with self._lock:
@@ -493,7 +539,8 @@ class Control:
                 if frame.kind is FrameType.MADE:
                     wanted.blob = frame.body
                 wanted.told.set()
-            if wanted is None and frame.kind is FrameType.MAKE:  # it waits no longer: let another
+            # It waits no longer, or is about to raise: let another.
+            if frame.kind is FrameType.MAKE and (wanted is None or wanted.error):
                 self._post(self._frame(FrameType.MADE, frame.key))
 
     def _give_up(self, frame: Frame) -> None:

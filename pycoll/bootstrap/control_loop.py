@@ -8,6 +8,7 @@ rank, at first rank 0, it also runs the `ControlRouter`; if the connection to th
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import selectors
@@ -18,26 +19,30 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from pycoll import log
 from pycoll.bootstrap.control_router import RANK, SECONDS, ControlRouter, Outgoing
 from pycoll.bootstrap.control_socket import ANSWER_SECONDS, ControlSocket, silence_seconds
 from pycoll.bootstrap.failover import Failover
 from pycoll.bootstrap.framing import MAX_BLOB, Frame, FrameType
+from pycoll.bootstrap.reasons import (
+    DIED,
+    FORGED,
+    GARBLED,
+    GAVE_UP,
+    HUNG_UP,
+    SILENT,
+    UNREACHABLE,
+)
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.bootstrap.seal import SealError, Seals
 from pycoll.errors import BootstrapError
 
-#: Why a rank is gone, as `on_lost` is told.
-DIED = "died"  # the process ended without a word
-EXITED = "exited"  # the process ended in good order, but without close()
-CLOSED = "closed"  # the rank called close()
-GARBLED = "garbled"  # the rank sent what no rank of this version sends
-#: What came over its connection is not what it sent.
-FORGED = "lost its control connection to somebody in between, who changed what passes there"
-UNREACHABLE = "unreachable"  # the network, or the whole machine of the rank, is down
-#: It lives, and will not serve this rank, which the others hold to be gone.
-GAVE_UP = "has given this rank up"
-
 TAMPERED = "tampered"  #: kind of the abort that tells the other end of such a connection
+#: How long it may take to find out whether a process has ended whose connection has.
+PROOF_SECONDS = 1.0
+#: How long until a port is called again that took a call and ended it: soon, where its process may
+#: be ending, and then ever more rarely.
+CALL_AGAIN_SECONDS = 0.001, 0.05
 WATCHED = 8  #: how many processes a rank watches
 #: How long a dead process's last words may take to rank 0, on its machine and from another.
 PIDFD_SECONDS, FAR_SECONDS = 0.75, 3.0
@@ -78,6 +83,7 @@ class ControlLoop:
         self._chief = 0  #: the rank that runs the router
         self._router = ControlRouter(star.size) if star.rank == 0 else None
         self._outbox: deque[Frame] = deque()
+        self._forsaken: int | None = None  #: the router's rank, which does not answer
         self._retiring = False
         self._farewell: Frame | None = None  #: the last frame; the thread ends once it is there
         self._finished = False  # all is said, and the router may close its end
@@ -97,6 +103,10 @@ class ControlLoop:
         self._early: dict[int, tuple[socket.socket, Seals]] = {}  # came before it was our turn
         self._ends: set[int] = set()  # ranks whose processes this one knows to have ended
         self._pidfds: dict[int, int] = {}
+        # Rank whose connection has ended, and perhaps its process → until when to look for that.
+        self._hung_up: dict[int, float] = {}
+        self._probes: dict[int, socket.socket] = {}  #: connections that show it, of other machines
+        self._again: dict[int, float] = {}  #: when such a connection is to be tried again
         self._watch_processes()
         self._failover = Failover(
             star,
@@ -107,6 +117,7 @@ class ControlLoop:
             preside=self._preside,
             ended=self._note_end,
             unreachable=lambda rank: self._lose(rank, UNREACHABLE),
+            hung_up=lambda rank: self._lose(rank, HUNG_UP),
         )
         self._thread = threading.Thread(target=self._run, name="pycoll-control", daemon=True)
 
@@ -119,6 +130,17 @@ class ControlLoop:
         self._outbox.extend(frames)
         with contextlib.suppress(OSError):  # full: it is awake already; closed: it has ended
             self._waker.send(b"\0")
+
+    def forsake(self) -> bool:
+        """Turn to another router, as this one does not answer; False: it is this rank. Any thread.
+
+        Nothing happens while another is being sought already.
+        """
+        if self._router:
+            return False
+        self._forsaken = self._chief
+        self.post()
+        return True
 
     def stop(self, farewell: Frame) -> None:
         """Send a last frame, end the thread and free everything.
@@ -185,18 +207,29 @@ class ControlLoop:
             self._watch((rank + step) % len(members))
         self._watch(self._chief)
 
-    def _watch(self, rank: int) -> None:
-        """Watch the process of a rank, if it is one of this machine and not this one."""
+    def _near(self, rank: int) -> bool:
+        """Tell whether a rank's process id means something to this process."""
         mine, theirs = self._star.members[self._star.rank], self._star.members[rank]
-        near = theirs.host == mine.host and theirs.namespace == mine.namespace != 0
-        if not near or theirs.pid == mine.pid or rank in self._pidfds.values():
-            return
+        return theirs.host == mine.host and theirs.namespace == mine.namespace != 0
+
+    def _watch(self, rank: int) -> bool:
+        """Watch the process of a rank, if it is one of this machine and not this one.
+
+        Returns:
+            False if there is no such process any more.
+        """
+        mine, theirs = self._star.members[self._star.rank], self._star.members[rank]
+        if not self._near(rank) or theirs.pid == mine.pid or rank in self._pidfds.values():
+            return True
         try:
             fd = os.pidfd_open(theirs.pid)
-        except OSError:  # gone already, which its socket will say; or an old kernel
-            return
+        except ProcessLookupError:
+            return False
+        except OSError:  # an old kernel, or no descriptor is left
+            return True
         self._pidfds[fd] = rank
         self._selector.register(fd, selectors.EVENT_READ)
+        return True
 
     # What follows runs on the thread.
 
@@ -232,7 +265,8 @@ class ControlLoop:
     def _pause(self) -> float | None:
         now = time.monotonic()
         answers = (self._patience(link, now) for link in self._busy if link.open)
-        due = min([self._failover.due(), *self._suspects.values(), *answers])
+        waits = (*self._suspects.values(), *self._hung_up.values(), *self._again.values())
+        due = min([self._failover.due(), *waits, *answers])
         if self._router:
             due = min(due, self._router.next_deadline())
         return None if due == math.inf else max(0.0, due - now)
@@ -263,18 +297,31 @@ class ControlLoop:
                 self._notice_end(key.fd)
             elif key.data is self._failover:
                 self._failover.handle(key.fileobj, events)
+            elif isinstance(key.data, int):
+                self._heed_probe(key.data)
             elif events & selectors.EVENT_READ:
                 self._read(key.data)
         while self._outbox:
             self._dispatch(self._outbox.popleft())
-        for rank in [rank for rank, due in self._suspects.items() if due <= looked]:
-            self._condemn(rank)
+        forsaken, self._forsaken = self._forsaken, None
+        if forsaken == self._chief and not self._router:
+            self._lose(forsaken, SILENT)
+        if self._suspects:
+            for rank in [r for r, due in self._suspects.items() if due <= looked or self._mute(r)]:
+                self._condemn(rank)
+        if self._hung_up:
+            for rank in [rank for rank, due in self._hung_up.items() if due <= looked]:
+                self._end_proof(rank, HUNG_UP)
+        if self._again:
+            for rank in [rank for rank, due in self._again.items() if due <= looked]:
+                self._call_up(rank)
         self._failover.expire(looked)
-        self._look_for_silence(time.monotonic())
+        if self._busy:
+            self._look_for_silence(time.monotonic())
         if self._router:
             for rank in self._router.absent(looked):
                 self._lose(rank, UNREACHABLE)
-            self._deliver(self._router.expire(looked))
+            self._deliver(self._router.expire(looked, time.monotonic()))
             self._deliver(self._router.flush())
         for link in list(self._busy):
             self._send(link)
@@ -295,6 +342,10 @@ class ControlLoop:
                 self._queue(rank, frame)
                 if link := self._links.get(rank):
                     self._send(link)
+        for rank in {frame.rank for _, frame in out if frame.kind is FrameType.LOST}:
+            self._failover.exclude(rank)
+            if (link := self._links.get(rank)) and link.open:  # others say it, and it may live
+                self._dismiss(link)
         for frame in here:
             self._deliver_here(frame)
 
@@ -335,7 +386,9 @@ class ControlLoop:
         if reason:
             believed = link.open and self._links.get(link.peer) is link  # else it was lost before
             self._cut(link)
-            if believed:
+            if believed and reason == DIED:
+                self._prove(link.peer)
+            elif believed:
                 self._lose(link.peer, reason)
         return True
 
@@ -377,7 +430,7 @@ class ControlLoop:
             (rank,) = RANK.unpack(frame.body)
             if not 0 <= rank < self._star.size or rank == self._star.rank:
                 raise BootstrapError(f"rank {peer} says that rank {rank} has died")
-            self._doubt(rank)
+            self._question(rank)
         else:
             self._deliver(self._router.receive(peer, frame, time.monotonic()))
 
@@ -388,6 +441,72 @@ class ControlLoop:
         os.close(fd)
         self._failover.exclude(rank)
         self._note_end(rank)
+        if rank in self._hung_up:
+            self._end_proof(rank, DIED)
+
+    # A connection that ends says little: a process that lives may have closed it. That it has ended
+    # its own machine knows, and another when that refuses a connection to where it listened.
+
+    def _prove(self, rank: int) -> None:
+        """Find out whether the process of a rank has ended, whose connection has."""
+        if rank in self._ends or (self._router and self._router.parted(rank)):
+            self._lose(rank, DIED)
+            return
+        self._hung_up[rank] = time.monotonic() + PROOF_SECONDS
+        members = self._star.members
+        if self._near(rank) and members[rank].pid != members[self._star.rank].pid:
+            if not self._watch(rank):
+                self._end_proof(rank, DIED)
+        elif rank not in self._probes and rank not in self._again:
+            self._call_up(rank)
+
+    def _call_up(self, rank: int) -> None:
+        self._again.pop(rank, None)
+        sock = self._failover.probe(rank)
+        if sock is None:
+            if rank in self._hung_up:
+                self._end_proof(rank, HUNG_UP)
+            return
+        self._probes[rank] = sock
+        self._selector.register(sock, selectors.EVENT_WRITE, rank)
+
+    def _heed_probe(self, rank: int) -> None:
+        """See whether a connection is refused, greeted, or ended by a process that ends now."""
+        sock = self._probes[rank]
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error in (0, errno.ECONNRESET):
+            self._selector.modify(sock, selectors.EVENT_READ, rank)
+            try:
+                lives = sock.recv(1)
+            except BlockingIOError:  # connected; nobody has greeted yet
+                return
+            except OSError:
+                lives = b""
+            if not lives:
+                self._end_probe(rank)
+                now, (least, most) = time.monotonic(), CALL_AGAIN_SECONDS
+                known = PROOF_SECONDS - (self._hung_up.get(rank, now) - now)
+                self._again[rank] = now + min(most, max(least, known / 4))
+                return
+        if rank in self._hung_up:
+            self._end_proof(rank, DIED if error == errno.ECONNREFUSED else HUNG_UP)
+            return
+        self._end_probe(rank)
+        if error == 0:
+            self._clear(rank)
+
+    def _end_probe(self, rank: int) -> None:
+        self._again.pop(rank, None)
+        if sock := self._probes.pop(rank, None):
+            self._selector.unregister(sock)
+            sock.close()
+
+    def _end_proof(self, rank: int, reason: str) -> None:
+        self._hung_up.pop(rank)
+        self._end_probe(rank)
+        if reason == DIED:
+            self._ends.add(rank)
+        self._lose(rank, reason)
 
     def _note_end(self, rank: int) -> None:
         """See that nobody is left who answers for a rank."""
@@ -400,17 +519,48 @@ class ControlLoop:
     def _dead(self, rank: int) -> Frame:
         return Frame(FrameType.DEAD, self._star.rank, "", RANK.pack(rank))
 
+    def _question(self, rank: int) -> None:
+        """Find out whether a rank lives that another holds to be dead, and that is connected here.
+
+        The other may be mistaken. But a process that has ended may seem to be connected, where a
+        child of it holds the socket: so a rank that does not answer is believed to have died.
+        """
+        link = self._links.get(rank)
+        if rank in self._ends or not (link and link.open):
+            self._doubt(rank)
+        elif not self._watch(rank):
+            self._note_end(rank)
+        elif rank in self._pidfds.values():  # if it has ended, that is noticed next
+            self._clear(rank)
+        else:
+            self._doubt(rank)
+            if rank not in self._probes and rank not in self._again:
+                self._call_up(rank)
+
+    def _clear(self, rank: int) -> None:
+        """Drop what another rank has said of one that lives."""
+        self._suspects.pop(rank, None)
+        log.info("control", "rank %d was said to have died, and lives", rank)
+
     def _doubt(self, rank: int) -> None:
         members = self._star.members
         near = members[rank].host == members[self._star.rank].host
         wait = PIDFD_SECONDS if near else FAR_SECONDS
         self._suspects.setdefault(rank, time.monotonic() + wait)
 
+    def _mute(self, rank: int) -> bool:
+        """Tell whether nothing is on its way here that a rank has said, or another says of it."""
+        link = self._links.get(rank)
+        coming = self._router.coming() - self._suspects.keys() if self._router else ()
+        return not (link and link.open) and not coming
+
     def _condemn(self, rank: int) -> None:
         """Take in the last words of a process that has ended; then it has died."""
         link = self._links.get(rank)  # whatever it sent lies here, however late this thread runs
         while link and link.open and self._read(link):
             pass
+        if rank not in self._hung_up:
+            self._end_probe(rank)
         if self._suspects.pop(rank, None):
             self._lose(rank, DIED)
 
@@ -455,8 +605,10 @@ class ControlLoop:
         if link := self._links.get(rank):
             self._cut(link)
         self._link(rank, sock, seals)
-        link = self._links[rank]
-        link.queue(Frame(FrameType.LOST, rank, UNREACHABLE))
+        self._dismiss(self._links[rank])
+
+    def _dismiss(self, link: ControlSocket) -> None:
+        link.queue(Frame(FrameType.LOST, link.peer, UNREACHABLE))
         self._send(link)
         link.finish()
         link.open = False
@@ -519,6 +671,8 @@ class ControlLoop:
         for link in self._links.values():
             link.sock.close()
         for sock, _ in self._early.values():
+            sock.close()
+        for sock in self._probes.values():
             sock.close()
         for fd in self._pidfds:
             with contextlib.suppress(OSError):

@@ -14,9 +14,10 @@ import weakref
 from collections import deque
 from typing import Protocol
 
-from pycoll.bootstrap.control_loop import EXITED, ControlLoop
+from pycoll.bootstrap.control_loop import ControlLoop
 from pycoll.bootstrap.control_router import RANK
 from pycoll.bootstrap.framing import Frame, FrameType
+from pycoll.bootstrap.reasons import EXITED
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.errors import BootstrapError, UsageError
 
@@ -142,6 +143,10 @@ class ControlPlane:
     def current(self) -> bool:
         """Tell whether the caller is the control thread."""
         return self._loop is not None and self._loop.current()
+
+    def forsake(self) -> bool:
+        """Turn to another router, as this one does not answer; False: it is this rank."""
+        return self._loop is not None and self._loop.forsake()
 
     def report(self, error: Exception) -> None:
         """Show an error of a callback."""

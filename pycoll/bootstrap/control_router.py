@@ -13,6 +13,8 @@ from collections.abc import Iterable
 
 from pycoll.bootstrap.framing import CALLS, Frame, FrameType, pack_blobs
 from pycoll.bootstrap.group import Group, Once, Poll
+from pycoll.bootstrap.reasons import DIED, WENT_ON
+from pycoll.bootstrap.recovery import Ballot, Recovery, Report, Verdict, Word
 from pycoll.errors import BootstrapError
 
 SECONDS = struct.Struct("<d")
@@ -56,6 +58,7 @@ class ControlRouter:
             self._groups[0] = everyone = Group(0, range(size))
             everyone.join(*range(size))
         self._gone: dict[int, str] = {}  #: ranks whose connection has ended, and the reason
+        self._dead: set[int] = set()  #: those that are proved dead
         self._parted: set[Group] = set()  # groups with farewells that nobody has been told of
 
     def receive(self, rank: int, frame: Frame, now: float) -> list[Outgoing]:
@@ -108,7 +111,12 @@ class ControlRouter:
                 raise BootstrapError(
                     f"rank {rank} sent CLOSED with {len(frame.body)} bytes, want 8"
                 )
+            group.went_on.discard(rank)  # it has said here before what it had accepted
             return self._leave(group, rank, frame)
+        if frame.kind is FrameType.RECOVER:
+            return self._recover(group, rank, frame.body)
+        if frame.kind is FrameType.ACCEPT:
+            return self._accept(group, rank, Ballot.unpack(frame.body))
         if frame.kind is FrameType.ASK:
             return self._ask(group, rank, now)
         if frame.kind is FrameType.STATUS:
@@ -119,21 +127,30 @@ class ControlRouter:
 
     def lost(self, rank: int, reason: str) -> list[Outgoing]:
         """Note that the connection to `rank` ended; nothing is said if it had left every group."""
+        proved = reason == DIED
         if rank in self._gone:
-            return []
+            return self._bury(rank) if proved and rank not in self._dead else []
         self._gone[rank] = reason
         self._expected.discard(rank)
+        if proved:
+            self._dead.add(rank)
         mine = [group for group in self._groups.values() if rank in group.index]
         missed = any(rank not in group.left for group in mine)
         out = self.flush() if missed else []
         for group in mine:
             group.lose(rank)
-            out += self._pass_on(group, rank) + self._tidy(group)
+            out += self._pass_on(group, rank) + self._miss(group, rank) + self._tidy(group)
         if missed:
             frame = Frame(FrameType.LOST, rank, reason)
             present = set().union(*(group.present for group in self._groups.values()))
             out += [(other, frame) for other in sorted(present)]
         return out
+
+    def parted(self, rank: int) -> bool:
+        """Tell whether a rank has left all that it was in."""
+        # A router that took another's place may not have been told yet what that rank was in.
+        mine = [group for group in self._groups.values() if rank in group.index]
+        return all(rank in group.left for group in mine) and bool(mine or not self._successor)
 
     def needed(self) -> bool:
         """Tell whether other ranks depend on this router."""
@@ -141,16 +158,25 @@ class ControlRouter:
         others = (len(group.present) > (self._rank in group.present) for group in groups)
         return bool(self._expected) or any(others)
 
+    def coming(self) -> set[int]:
+        """Return who is still to come here."""
+        return self._expected
+
     def absent(self, now: float) -> list[int]:
         """Return who has not come here in time; each is to be `lost`."""
         return sorted(self._expected) if self._until <= now else []
 
-    def expire(self, now: float) -> list[Outgoing]:
-        """Fail the exchanges, and answer the questions, whose deadline has passed."""
+    def expire(self, looked: float, now: float | None = None) -> list[Outgoing]:
+        """Fail the exchanges, and answer the questions, whose deadline has passed.
+
+        Args:
+            looked: Until when all that came has been heard.
+            now: From when on is counted what begins; the same by default.
+        """
         out: list[Outgoing] = []
         for group in self._groups.values():
             for key, gathering in list(group.gatherings.items()):
-                if gathering.deadline > now:
+                if gathering.deadline > looked:
                     continue
                 del group.gatherings[key]
                 absent = [i for i, r in enumerate(group.ranks) if r not in gathering.blobs]
@@ -158,8 +184,14 @@ class ControlRouter:
                 group.failed[key] = text
                 frame = Frame(FrameType.MISSING, 0, key, text.encode(), group.number)
                 out += [(rank, frame) for rank in gathering.blobs]
-            if group.poll and group.poll.deadline <= now:
+            if group.poll and group.poll.deadline <= looked:
                 out += self._answer(group)
+            if group.recovery and group.recovery_until <= looked:
+                begun = group.recovery_until > -math.inf
+                out += self._words(group, group.recovery.expire() if begun else [])
+                if group.recovery.waiting():
+                    begins = looked if now is None else now
+                    group.recovery_until = begins + group.recovery_seconds
         return out
 
     def next_deadline(self) -> float:
@@ -167,6 +199,7 @@ class ControlRouter:
         due = self._until if self._expected else math.inf
         for group in self._groups.values():
             due = min([due, *(g.deadline for g in group.gatherings.values())])
+            due = min(due, group.recovery_until)
             if group.poll:
                 due = min(due, group.poll.deadline)
         return due
@@ -211,6 +244,9 @@ class ControlRouter:
         if group is None or other not in group.index:
             return []
         group.join(other)
+        # What it accepted before it left only itself tells, who comes if it lives; see `WENT_ON`.
+        if frame.key.startswith(WENT_ON) and other not in group.left:
+            group.went_on.add(other)
         left = Frame(FrameType.CLOSED, other, frame.key, frame.body[RANK.size :], group.number)
         return self._leave(group, other, left)
 
@@ -235,12 +271,12 @@ class ControlRouter:
 
     def _leave(self, group: Group, rank: int, frame: Frame) -> list[Outgoing]:
         if rank in group.left:
-            return []
+            return self._miss(group, rank)
         group.leave(rank)
         group.remember(frame)
         group.parting.append(frame)
         self._parted.add(group)
-        return self._pass_on(group, rank) + self._tidy(group)
+        return self._pass_on(group, rank) + self._miss(group, rank) + self._tidy(group)
 
     def _tell(self, group: Group, rank: int, frame: Frame) -> list[Outgoing]:
         group.remember(frame)
@@ -303,6 +339,62 @@ class ControlRouter:
             return []
         once.maker = once.waiting.pop(0)
         return [(once.maker, Frame(FrameType.MAKE, 0, key, group=group.number))]
+
+    # Recovery: `Recovery` decides, and hears here of what happens.
+
+    def _recover(self, group: Group, rank: int, body: bytes) -> list[Outgoing]:
+        if len(body) < SECONDS.size:
+            raise BootstrapError(f"rank {rank} sent RECOVER with {len(body)} bytes")
+        (seconds,) = SECONDS.unpack_from(body)
+        if not 0 <= seconds <= 86400:
+            raise BootstrapError(f"rank {rank} sent a timeout of {seconds} s")
+        report = Report.unpack(body[SECONDS.size :])
+        words = []
+        if group.recovery is None:
+            group.recovery = Recovery(self._rank, group.ranks)
+            group.recovery_seconds = seconds
+            for left in group.left - group.went_on:
+                group.recovery.leave(left)
+            for gone in group.gone:
+                words += group.recovery.lose(gone, gone in self._dead)
+        words += group.recovery.report(rank, report)
+        return self._words(group, words)
+
+    def _accept(self, group: Group, rank: int, ballot: Ballot) -> list[Outgoing]:
+        return self._words(group, group.recovery.accept(rank, ballot)) if group.recovery else []
+
+    def _miss(self, group: Group, rank: int) -> list[Outgoing]:
+        """Have those who recover go on without a rank that has left, or is gone."""
+        if group.recovery is None:
+            return []
+        words = []
+        if rank in group.left - group.went_on:
+            words += group.recovery.leave(rank)
+        if rank in group.gone:
+            words += group.recovery.lose(rank, rank in self._dead)
+        return self._words(group, words)
+
+    def _bury(self, rank: int) -> list[Outgoing]:
+        """Note that a rank which was silent is dead."""
+        self._dead.add(rank)
+        mine = [group for group in self._groups.values() if rank in group.index]
+        return [one for group in mine for one in self._miss(group, rank)]
+
+    def _words(self, group: Group, words: list[Word]) -> list[Outgoing]:
+        """Return what a recovery says, as frames, and have `expire` see what it waits for."""
+        assert group.recovery is not None
+        if not group.recovery.waiting():
+            group.recovery_until = math.inf
+        elif group.recovery_until == math.inf or words:
+            group.recovery_until = -math.inf  # from the next look at the clock on
+        return [(word.rank, self._word(group, word)) for word in words]
+
+    def _word(self, group: Group, word: Word) -> Frame:
+        if word.verdict is Verdict.OUT:
+            return Frame(FrameType.OUT, word.rank, "", word.text.encode(), group.number)
+        assert word.proposal is not None
+        kind = FrameType.PROPOSED if word.verdict is Verdict.PROPOSED else FrameType.CHOSEN
+        return Frame(kind, word.rank, "", word.proposal.pack(), group.number)
 
     # Statuses. However many ranks ask, each rank is asked once, and all askers get one answer.
 

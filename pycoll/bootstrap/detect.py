@@ -17,14 +17,16 @@ from pycoll.errors import UsageError
 def launcher(config: Config, environ: Mapping[str, str] | None = None) -> str:
     """Name the way in which `detect` would find the other ranks.
 
-    What is nearest to the process wins: `pycoll.spawn` over PYCOLL_RANK, which someone set on
-    purpose, over the launchers; a torchrun that mpirun started on every node over that mpirun.
-    srun gives way to MPI, which has a private way to hand out a secret, if mpi4py is installed,
-    and to variables of torchrun, which someone set on purpose.
+    What is nearest to the process wins: `pycoll.spawn` over PYCOLL_NEWCOMER and PYCOLL_RANK, which
+    someone set on purpose, over the launchers; a torchrun that mpirun started on every node over
+    that mpirun. srun gives way to MPI, which has a private way to hand out a secret, if mpi4py is
+    installed, and to variables of torchrun, which someone set on purpose.
     """
     environ = os.environ if environ is None else environ
     if job.current():
         return "spawn"
+    if config.newcomer != "no":
+        return "join"
     if environment.launched(config):
         return "environment"
     if torchrun.innermost(environ):
@@ -52,12 +54,17 @@ def detect(config: Config | None = None) -> Bootstrap:
     Raises:
         BootstrapError: The ranks could not find or authenticate each other before the timeout.
         UnavailableError: An MPI launcher started this process, and mpi4py is missing.
-        UsageError: A bad setting.
+        UsageError: A bad setting, or this process is to join a running job.
     """
     config = config or Config.load()
     name = launcher(config)
     if name == "spawn":
         star = job.meet(config)
+    elif name == "join":
+        raise UsageError(
+            "PYCOLL_NEWCOMER is set, so this process joins a running job, and is no rank of "
+            "another: call pycoll.init() or pycoll.join()"
+        )
     elif name == "environment":
         star = environment.meet(config)
     elif name == "mpi4py":

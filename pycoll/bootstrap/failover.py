@@ -52,8 +52,10 @@ class Failover:
         came: Called with a rank that has come here to be served.
         reached: Called with the rank that serves this one from now on.
         preside: Called when it is this rank's turn to serve.
-        ended: Called with a rank that is passed by, since it does not listen at its port any more.
+        ended: Called with a rank that is passed by, since nobody listens at its port any more.
         unreachable: Called with a rank that is passed by, since its machine does not answer.
+        hung_up: Called with a rank that is passed by, since it has hung up for too long, or
+            somebody else answers at its port.
     """
 
     def __init__(
@@ -66,10 +68,11 @@ class Failover:
         preside: Callable[[], None],
         ended: Callable[[int], None],
         unreachable: Callable[[int], None],
+        hung_up: Callable[[int], None],
     ) -> None:
         self._star, self._selector, self._timeout = star, selector, timeout
         self._came, self._reached, self._preside = came, reached, preside
-        self._ended, self._unreachable = ended, unreachable
+        self._ended, self._unreachable, self._gone = ended, unreachable, hung_up
         self._listener = star.listener
         self._secret = hmac.digest(star.secret, b"failover", hashlib.sha256)
         self._visits: dict[int, IncomingConnection] = {}  # file descriptor → stranger, oldest first
@@ -105,12 +108,26 @@ class Failover:
             self._caller, self._patient_until = self._caller_of(rank), math.inf
             self._begin(self._caller)
 
-    def _caller_of(self, rank: int) -> OutgoingConnection:
+    def _address_of(self, rank: int) -> tuple[str, int]:
         member = self._star.members[rank]
         host = member.address
         if is_loopback(host) and member.host != self._star.members[self._star.rank].host:
             host = self._star.members[0].address  # it met rank 0 on rank 0's own machine
-        return OutgoingConnection(rank, (host, member.port), self._secret)
+        return host, member.port
+
+    def _caller_of(self, rank: int) -> OutgoingConnection:
+        return OutgoingConnection(rank, self._address_of(rank), self._secret)
+
+    def probe(self, rank: int) -> socket.socket | None:
+        """Begin to connect to where a rank listens; its machine refuses that if it has ended."""
+        host, port = self._address_of(rank)
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        sock.setblocking(False)
+        error = sock.connect_ex((host, port)) if port else errno.EADDRNOTAVAIL
+        if error in (0, errno.EINPROGRESS, errno.ECONNREFUSED):
+            return sock
+        sock.close()
+        return None
 
     def due(self) -> float:
         """Return when `expire` has something to do; infinity if nothing is under way."""
@@ -190,7 +207,11 @@ class Failover:
             *(self._star.rank, caller.peer, error),
         )
         now = time.monotonic()
-        if isinstance(error, BootstrapError) or error.errno == errno.ECONNREFUSED:
+        if isinstance(error, BootstrapError):
+            # Somebody else answers there: a port that was free again, or another machine, or one
+            # in between, that has this address here. Only its own machine proves a rank dead.
+            self._pass_by(caller, self._gone)
+        elif error.errno == errno.ECONNREFUSED:
             self._pass_by(caller, self._ended)
         elif error.errno in SHORT:
             caller.postpone(now)
@@ -203,7 +224,7 @@ class Failover:
             if now < self._patient_until:
                 caller.postpone(now)
             else:
-                self._pass_by(caller, self._ended)
+                self._pass_by(caller, self._gone)
 
     def _pass_by(self, caller: OutgoingConnection, told: Callable[[int], None]) -> None:
         self._caller = None

@@ -54,6 +54,13 @@ class FrameType(enum.IntEnum):
     #: member to router: here it is (key; body: a byte 1 and the thing, or nothing: let another make
     #: it); router to members that want it (key; body: the thing)
     MADE = 19
+    #: member to router: this rank wants to go on with those who live (body: seconds that it waits
+    #: for them, f64, and a `Report`)
+    RECOVER = 20
+    ACCEPT = 21  #: member to router: it has joined the view that was proposed (body: its `Ballot`)
+    PROPOSED = 22  #: router to survivors: join this view (body: `Proposal`)
+    CHOSEN = 23  #: router to survivors: all have (body: `Proposal`)
+    OUT = 24  #: router to a survivor: no view has it (body: why)
 
 
 class Frame(NamedTuple):
@@ -219,16 +226,14 @@ def unpack_blobs(data: bytes, count: int) -> list[bytes]:
     """Return the `count` blobs that `pack_blobs` joined; equal ones are one object."""
     blobs: list[bytes] = []
     known: dict[bytes, bytes] = {}
-    start = 0
-    while start < len(data):
-        if len(data) - start < LENGTH.size:
-            break
-        end = start + LENGTH.size + LENGTH.unpack_from(data, start)[0]
+    start, first = 0, LENGTH.size  # of the next blob
+    while first <= len(data):
+        end = first + LENGTH.unpack_from(data, start)[0]
         if end > len(data):
             break
-        blob = data[start + LENGTH.size : end]
+        blob = data[first:end]
         blobs.append(known.setdefault(blob, blob))
-        start = end
+        start, first = end, end + LENGTH.size
     if start != len(data) or len(blobs) != count:
         raise BootstrapError(
             f"control frame: {len(data)} bytes hold {len(blobs)} whole blobs, want {count}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from pycoll.bootstrap.framing import Frame, FrameType, pack_farewells
+from pycoll.bootstrap.recovery import Recovery
 
 ONCES = 256  #: things made once that not all ranks have asked for
 KEPT = 4  #: aborts of a kind, or farewells, of one rank
@@ -64,6 +66,7 @@ class Group:
         # are as many as ranks, so that nobody may run through all ranks to find them.
         self.joined: set[int] = set()
         self.left: set[int] = set()  #: closed their communicator
+        self.went_on: set[int] = set()  #: of these, as others say, those that accepted a view
         self.gone: set[int] = set()  #: their connection has ended
         self.present: set[int] = set()  #: hold this communicator open
         self._expected = set(self.ranks)  # may still join
@@ -80,6 +83,9 @@ class Group:
         self.onces: dict[str, Once] = {}
         self.poll: Poll | None = None
         self.statuses: dict[int, bytes] = {}  #: the last that each rank said
+        self.recovery: Recovery | None = None  #: once some rank wants to go on without others
+        self.recovery_seconds = 0.0  #: how long is waited for each step of it
+        self.recovery_until = math.inf
 
     def join(self, *ranks: int) -> None:
         """Note that ranks have opened this communicator."""

@@ -19,6 +19,7 @@ _MODULES = (
     "pycoll.runtime.host.executor",
     "pycoll.runtime.dispatch",
     "pycoll.runtime.work",
+    "pycoll.runtime.shrink",
     "pycoll.runtime.plan.selection",
     "pycoll.cost.offer",
     "pycoll.cost.prediction",

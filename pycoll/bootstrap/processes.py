@@ -25,7 +25,7 @@ from pycoll.config import SETTINGS
 
 PR_SET_CHILD_SUBREAPER = 36
 #: Settings that would lead a rank to another job than its own.
-_ELSEWHERE = ("rank", "size", "address")
+_ELSEWHERE = ("rank", "size", "address", "newcomer")
 
 
 class Process(Protocol):
@@ -88,13 +88,23 @@ class Interpreters(Starter):
 
     def start(self, rank: int) -> Started:
         """Start a rank."""
+        return self.begin(self.variables(rank))
+
+    def begin(self, variables: Mapping[str, str], *keep: int) -> Started:
+        """Start a process.
+
+        Args:
+            variables: What it has in its environment beside what all have.
+            *keep: File descriptors that it has, too.
+        """
         out, err = os.pipe(), os.pipe()
         process = subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
             stdout=out[1],
             stderr=err[1],
-            env={**self._environ, **self.variables(rank)},
+            pass_fds=keep,
+            env={**self._environ, **variables},
             preexec_fn=functools.partial(_begin, os.getpid(), self._soft),  # there is one thread
         )
         os.close(out[1])

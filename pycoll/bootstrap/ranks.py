@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from pycoll.bootstrap.control_router import rank_list
 from pycoll.bootstrap.forwarding import Lines, Sink
-from pycoll.bootstrap.processes import Process, Starter, end_children
+from pycoll.bootstrap.processes import Process, Started, Starter, end_children
 
 LAST = 20  #: lines of a failed rank that are shown once more
 #: How long a rank that has lost another may be the only one to fail: the other is on its way out.
@@ -24,7 +24,9 @@ _CONSEQUENCE = re.compile(r"\b(PeerLostError|BrokenError|Connection (closed|rese
 
 
 @dataclass(eq=False)
-class _Rank:
+class Rank:
+    """A rank's process, as the launcher sees it."""
+
     number: int
     process: Process
     streams: tuple[int, int]
@@ -38,6 +40,7 @@ class _Rank:
 
     @property
     def fate(self) -> str:
+        """How it ended."""
         assert self.code is not None
         if self.code >= 0:
             return f"ended with exit code {self.code}"
@@ -52,17 +55,19 @@ class Ranks:
         grace: Seconds from one step of ending them to the next, harsher one.
     """
 
+    ENDING = (signal.SIGTERM, signal.SIGKILL)  #: what ranks get, one after the other
+
     def __init__(self, starter: Starter, grace: float) -> None:
         self._starter, self._size, self._grace = starter, starter.size, grace
-        self._ranks: list[_Rank] = []
-        self._streams: dict[int, tuple[_Rank, Lines]] = {}  # file descriptor → what comes there
+        self._ranks: list[Rank] = []
+        self._streams: dict[int, tuple[Rank, Lines]] = {}  # file descriptor → what comes there
         self._out, self._err = Sink(1), Sink(2)
         self._sinks = [self._out, self._err]  # in turn
-        self._failed: list[_Rank] = []  # of themselves, in order
+        self._failed: list[Rank] = []  # of themselves, in order
         self._told: int | None = None  # the signal that ended the job
         self._urgent = False  # a signal came, be it to end what was ending: wait for no reader
         self._steps: list[signal.Signals] = []  # that are still to be sent
-        self._sent: dict[int, list[_Rank]] = {}  # signal → whom it was sent to
+        self._sent: dict[int, list[Rank]] = {}  # signal → whom it was sent to
         self._until: float | None = None  # when to take the next
 
     def run(self, signals: int) -> int:
@@ -115,14 +120,22 @@ class Ranks:
         started = self._starter.start(number)
         if started is None:
             return False
-        rank = _Rank(number, started.process, (started.out, started.err))
+        self._add(number, started)
+        return True
+
+    def _add(self, number: int, started: Started) -> Rank:
+        rank = Rank(number, started.process, (started.out, started.err))
         self._ranks.append(rank)
         prefix = f"[{number:{len(str(self._size - 1))}}] "
         for fd, sink in ((started.out, self._out), (started.err, self._err)):
             self._streams[fd] = rank, Lines(fd, prefix, sink, rank.last)
-        return True
+        return rank
 
-    def _running(self) -> list[_Rank]:
+    def _say(self, line: str) -> None:
+        """Write a line of the launcher's own."""
+        self._err.add(f"pycoll run: {line}".encode())
+
+    def _running(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.code is None]
 
     def _turn(self, signals: int, most: float | None = None) -> None:
@@ -169,14 +182,18 @@ class Ranks:
                     self._read(fd)
             if rank.code and not self._sent and self._told is None:
                 self._failed.append(rank)
+        self._decide()
+
+    def _decide(self) -> None:
+        """Have the job end if a rank has failed."""
         if self._failed and not self._steps and not self._sent:
-            self._steps = [signal.SIGTERM, signal.SIGKILL]
+            self._steps = [*self.ENDING]
             # Of those that came together, one that is not the consequence of another.
             self._until = time.monotonic() + PATIENCE * self._cause().bereft
         elif self._failed and not self._sent and not self._cause().bereft:
             self._until = time.monotonic()
 
-    def _cause(self) -> _Rank:
+    def _cause(self) -> Rank:
         return min(self._failed, key=lambda rank: rank.bereft)
 
     def _end(self, told: int) -> None:

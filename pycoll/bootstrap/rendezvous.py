@@ -21,7 +21,7 @@ import selectors
 import socket
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Handshake, Preface,
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.route import is_here, is_loopback
 from pycoll.bootstrap.seal import SealError, Seals
-from pycoll.errors import BootstrapError
+from pycoll.errors import BootstrapError, PycollError
 
 HELLO_LIMIT = 1024  #: bytes of a Member
 NUMBER_BYTES = 32  #: of the number that rank 0 draws for a meeting
@@ -40,6 +40,7 @@ _PUBLIC = b"public"  #: in WELCOME, if not everyone knew the secret
 GUEST_SECONDS = 5.0  #: how long a connection may take to prove itself, then to say HELLO
 ATTEMPT_SECONDS = 2.0  #: how long one of several addresses may keep a rank waiting
 GRACE_SECONDS = 2.0  #: how long past its deadline a rank waits for rank 0 to say who is missing
+LOOK_SECONDS = 0.05  #: how often a meeting looks whether those who should come still live
 
 Address = tuple[str, int]
 
@@ -55,7 +56,8 @@ class Star(NamedTuple):
     #: What only these ranks know: the job's secret and a number that rank 0 drew for this meeting.
     secret: bytes = b""
     public: bool = False  #: somebody joined without the job's secret; anybody could
-    #: Of a rank other than 0, where the others come if it takes rank 0's place.
+    #: Where the others come if this rank takes rank 0's place; of rank 0, whose port refuses them
+    #: once its process has ended.
     listener: socket.socket | None = None
 
     def __repr__(self) -> str:
@@ -86,7 +88,12 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
 
 
 def gather(
-    listener: socket.socket, size: int, secret: bytes, deadline: float, public: bytes = b""
+    listener: socket.socket,
+    size: int,
+    secret: bytes,
+    deadline: float,
+    public: bytes = b"",
+    check: Callable[[], None] | None = None,
 ) -> Star:
     """Be rank 0: wait for the ranks 1 to size - 1. The listener stays open.
 
@@ -96,6 +103,7 @@ def gather(
         secret: What every rank of this job knows.
         deadline: When to give up, by `time.monotonic`.
         public: What ranks of other machines may know in its place; nothing by default.
+        check: Raises, where those who should come are known already, if one of them is gone.
 
     Raises:
         BootstrapError: A rank did not come, went away, or does not fit the job.
@@ -115,14 +123,16 @@ def gather(
                         f"{rank_list(absent)} of {size}, and {'they' if absent[1:] else 'it'} "
                         f"never came{reception.turned_away()}"
                     ) from reception.starved
-                reception.serve(min(remaining, 1.0))
+                reception.serve(min(remaining, LOOK_SECONDS if check else 1.0))
+                if check:
+                    check()
             return reception.welcome(deadline)
-        except BootstrapError as error:
+        except PycollError as error:
             reception.refuse(str(error))
             raise
 
 
-class _Guest:
+class Guest:
     """A connection on its way from stranger to rank."""
 
     def __init__(self, sock: socket.socket, address: Address, talk: Handshake) -> None:
@@ -160,10 +170,10 @@ class _Reception:
     def __init__(
         self, listener: socket.socket, size: int, secret: bytes, public: bytes = b""
     ) -> None:
-        self.arrived: dict[int, _Guest] = {}
+        self.arrived: dict[int, Guest] = {}
         self._listener, self._size = listener, size
         self._secret, self._public = secret, public
-        self._guests: dict[socket.socket, _Guest] = {}  # not yet arrived, oldest first
+        self._guests: dict[socket.socket, Guest] = {}  # not yet arrived, oldest first
         self._refused, self._refusal = 0, ""  # how many, and the last; strangers may be many
         self.starved: OSError | None = None  #: why those who come cannot be let in
         self._selector = selectors.DefaultSelector()
@@ -195,7 +205,12 @@ class _Reception:
     def welcome(self, deadline: float) -> Star:
         """Tell all ranks that all have come, and hand over the sockets."""
         guests = [self.arrived[rank] for rank in range(1, self._size)]
-        members = (Member.me(), *(g.member.seen_at(g.host) for g in guests if g.member))
+        me, listener = Member.me(), None
+        if guests:
+            host, *_ = self._listener.getsockname()
+            listener = listen(host, 0, backlog=16)
+            me = me._replace(port=listener.getsockname()[1])
+        members = (me, *(g.member.seen_at(g.host) for g in guests if g.member))
         number = os.urandom(NUMBER_BYTES)
         public = any(guest.talk.secret != self._secret for guest in guests)
         blobs = [number, _PUBLIC if public else b"", *(m.encode() for m in members)]
@@ -208,10 +223,12 @@ class _Reception:
             try:
                 guest.sock.sendall(sealed(frame, guest.seals.sending))
             except OSError as error:
+                if listener:
+                    listener.close()
                 raise BootstrapError(f"rank {rank} ({guest.member}) went away: {error}") from None
         links = {rank: guest.sock for rank, guest in enumerate(guests, start=1)}
         secret = _session(self._public if public else self._secret, number)
-        return Star(0, self._size, members, links, seals, secret, public)
+        return Star(0, self._size, members, links, seals, secret, public, listener)
 
     def refuse(self, text: str) -> None:
         """Tell everyone who has proved to be of this job why it does not start."""
@@ -240,7 +257,7 @@ class _Reception:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         own = Preface.make(0, self._size)
         others = [self._public] if self._public and not is_here(address[0]) else []
-        guest = _Guest(sock, address, Handshake(Side.LISTENING, self._secret, own, *others))
+        guest = Guest(sock, address, Handshake(Side.LISTENING, self._secret, own, *others))
         self._guests[sock] = guest
         self._selector.register(sock, selectors.EVENT_READ, guest)
         if len(self._guests) > 4 * self._size + 64:  # a flood: the oldest had their chance
@@ -248,7 +265,7 @@ class _Reception:
         with contextlib.suppress(OSError):
             sock.send(own.encode())
 
-    def _drop(self, guest: _Guest, why: str) -> None:
+    def _drop(self, guest: Guest, why: str) -> None:
         claim = f", says it is rank {guest.peer.rank}" if guest.peer else ""
         self._refused += 1
         self._refusal = f"{guest.where}{claim}: {why}"
@@ -256,7 +273,7 @@ class _Reception:
         del self._guests[guest.sock]
         guest.sock.close()
 
-    def _read(self, guest: _Guest) -> None:
+    def _read(self, guest: Guest) -> None:
         if guest.sock.fileno() < 0:  # dropped earlier in this round
             return
         try:
@@ -279,12 +296,12 @@ class _Reception:
             self._drop(guest, str(error))
 
     @staticmethod
-    def _lost(guest: _Guest, spoke: bool) -> BootstrapError:
+    def _lost(guest: Guest, spoke: bool) -> BootstrapError:
         rank = guest.peer.rank if guest.peer else -1
         what = "spoke out of turn" if spoke else "went away before all ranks had come"
         return BootstrapError(f"rank {rank} ({guest.member}) {what}")
 
-    def _advance(self, guest: _Guest) -> None:
+    def _advance(self, guest: Guest) -> None:
         talk = guest.talk
         while data := guest.take(talk.wants()):
             try:
@@ -312,7 +329,7 @@ class _Reception:
                 if len(frames) > 1 or guest.decoder.partial:
                     raise self._lost(guest, True)
 
-    def _arrive(self, guest: _Guest, rank: int, frames: list[Frame]) -> None:
+    def _arrive(self, guest: Guest, rank: int, frames: list[Frame]) -> None:
         first = frames[0]
         if first.kind is not FrameType.HELLO or first.rank != rank:
             raise BootstrapError(
@@ -335,10 +352,12 @@ def join(
     secret: bytes,
     deadline: float,
     public: bytes = b"",
+    check: Callable[[], None] | None = None,
 ) -> Star:
     """Be a rank other than 0: find rank 0 at one of `addresses` and wait until all have come.
 
     Where rank 0 is on another machine and does not know the secret, it may be that of `public`.
+    `check` is as in `gather`.
 
     Raises:
         BootstrapError: Rank 0 is not there, is not of this job, or ended the bootstrap.
@@ -349,6 +368,8 @@ def join(
     problem = refused = ""
     pause = 0.001
     while True:
+        if check:
+            check()
         for address in addresses:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
@@ -450,7 +471,7 @@ def _authenticate(
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     own = Preface.make(rank, size)
     sock.sendall(own.encode())
-    data = _receive(sock, PREFACE.size, until)
+    data = receive(sock, PREFACE.size, until)
     if data is None:  # also a listener of an earlier rendezvous that has just been closed
         raise _NotRankZero("it hung up at once", final=False)
     try:
@@ -458,7 +479,7 @@ def _authenticate(
     except BootstrapError as error:
         raise _NotRankZero(str(error), final=False) from None
     sock.sendall(handshake.proof(secret, Side.CONNECTING, own, server))
-    given = _receive(sock, PROOF_BYTES, until)
+    given = receive(sock, PROOF_BYTES, until)
     if given is None:  # too slow for a busy rank 0, say
         raise _NotRankZero("it hung up before it proved to be rank 0", final=False)
     if given == handshake.REFUSAL:
@@ -488,7 +509,7 @@ def _hello(
     while not frames:
         try:
             # Not a byte more than WELCOME: what follows it belongs to the control plane.
-            data = _receive(sock, decoder.missing(), until)
+            data = receive(sock, decoder.missing(), until)
         except TimeoutError:
             raise BootstrapError(
                 f"rank {rank} reached rank 0, but not all {size} ranks came in time"
@@ -509,7 +530,7 @@ def _hello(
     return number, public == _PUBLIC, (zero.seen_at(sock.getpeername()[0]), *others)
 
 
-def _receive(sock: socket.socket, count: int, until: float) -> bytes | None:
+def receive(sock: socket.socket, count: int, until: float) -> bytes | None:
     """Return exactly `count` bytes, or None when the other side hung up."""
     data = b""
     while len(data) < count:

@@ -104,6 +104,11 @@ def variables(rank: int, size: int, port: int, run: str) -> dict[str, str]:
     }
 
 
+def restarted(count: int) -> dict[str, str]:
+    """Return what tells a process that it is started in place of another."""
+    return {"TORCHELASTIC_RESTART_COUNT": str(count)}
+
+
 def _number(environ: Mapping[str, str], name: str, lowest: int, highest: int) -> int:
     text = environ.get(name, "")
     if not (text.isascii() and text.isdigit() and lowest <= int(text) <= highest):

@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pycoll.bootstrap import descriptors, forks, supervisor
+from pycoll.bootstrap.elastic import ElasticRanks, Replaceable
 from pycoll.bootstrap.processes import Interpreters
 from pycoll.bootstrap.ranks import Ranks
 from pycoll.cli.types import positive
 from pycoll.errors import UsageError
 
 GRACE = 5.0  #: seconds
+RESTARTS = 3  #: replacements for each rank, unless told otherwise
 FORKED = 65  #: ranks from which on they are forks, unless told otherwise
 
 
@@ -25,7 +28,8 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
         help="run a program as ranks on this host",
-        usage="pycoll run -n N [--start fork|spawn] [--grace S] [-m] PROGRAM [ARGUMENTS ...]",
+        usage="pycoll run (-n N | --elastic MIN:MAX [--max-restarts N]) [--start fork|spawn] "
+        "[--grace S] [-m] PROGRAM [ARGUMENTS ...]",
         description="Start N processes of a Python program with the environment that torchrun "
         "gives, so that pycoll.init() and torch.distributed find their rank. Each line of output "
         "begins with the rank that wrote it. The first rank that fails ends all, is named at the "
@@ -34,7 +38,21 @@ def add(commands: Any) -> None:
         "notebook: !pycoll run ..., or pycoll.spawn(function, N).",
     )
     option = parser.add_argument
-    option("-n", type=positive, required=True, metavar="N", dest="ranks", help="ranks")
+    option("-n", type=positive, metavar="N", dest="ranks", help="ranks")
+    option(
+        "--elastic",
+        metavar="MIN:MAX",
+        help="start MAX ranks; one that fails is replaced, and ends the job only if fewer than MIN "
+        "are left. The program does the rest: shrink() and grow(); pycoll.init() of a replacement "
+        "waits for grow(). The job has succeeded if at least MIN ranks have",
+    )
+    option(
+        "--max-restarts",
+        type=int,
+        metavar="N",
+        dest="restarts",
+        help="replacements in all, at most (default: 3 for each rank)",
+    )
     option(
         "--grace",
         type=float,
@@ -64,6 +82,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Start the ranks, and return the exit code of the first that failed."""
+    least = _elastic(options)
     if not 0 <= options.grace <= 86400:
         raise UsageError(f"--grace is {options.grace:g}, want seconds, 0 to 86400")
     if not options.module and not Path(options.program).exists():
@@ -81,18 +100,50 @@ def run(options: argparse.Namespace) -> int:
     pipes = 2 * options.ranks
     with descriptors.room(pipes) as soft, descriptors.enough("run", options.ranks):
         descriptors.require(pipes)
-        return supervisor.supervise(_work(start, program, options, soft))
+        return supervisor.supervise(_work(start, program, options, soft, least))
+
+
+def _elastic(options: argparse.Namespace) -> int:
+    """Read --elastic; return how many ranks there must be at the least, or 0."""
+    if options.elastic is None:
+        if options.ranks is None:
+            raise UsageError("run: no number of ranks, want -n N or --elastic MIN:MAX")
+        if options.restarts is not None:
+            raise UsageError("--max-restarts is given without --elastic MIN:MAX")
+        return 0
+    found = re.fullmatch("([1-9][0-9]{0,6}):([1-9][0-9]{0,6})", options.elastic)
+    least, most = map(int, found.groups()) if found else (1, 0)
+    if least > most:
+        raise UsageError(
+            f"--elastic is {options.elastic!r}, want MIN:MAX, ranks, 1 <= MIN <= MAX, such as 2:4"
+        )
+    if options.ranks is not None:
+        raise UsageError("-n is given besides --elastic MIN:MAX, which says how many ranks")
+    if options.start == "fork":
+        raise UsageError("--start fork is given besides --elastic, which starts interpreters")
+    options.ranks, options.start = most, "spawn"
+    if options.restarts is None:
+        options.restarts = RESTARTS * most
+    if options.restarts < 0:
+        raise UsageError(f"--max-restarts is {options.restarts}, want at least 0")
+    return least
 
 
 def _work(
-    start: str, program: list[str], options: argparse.Namespace, soft: int
+    start: str, program: list[str], options: argparse.Namespace, soft: int, least: int
 ) -> Callable[[], int]:
     """Return what the worker does."""
     if start == "fork":
         return functools.partial(forks.work, program, options.ranks, options.grace, soft)
 
+    def elastic() -> int:
+        made = Replaceable([sys.executable, *program], options.ranks, soft)
+        return ElasticRanks(made, options.grace, least, options.restarts).run(
+            supervisor.signal_pipe()
+        )
+
     def work() -> int:
         starter = Interpreters([sys.executable, *program], options.ranks, soft)
         return Ranks(starter, options.grace).run(supervisor.signal_pipe())
 
-    return work
+    return elastic if least else work

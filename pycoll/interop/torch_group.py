@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,8 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import BarrierOptions
 
 from pycoll.communicator import Communicator
-from pycoll.errors import UnavailableError, UsageError
+from pycoll.errors import BrokenError, PeerLostError, UnavailableError, UsageError, quoted
+from pycoll.interop import torch_place
 from pycoll.interop.torch_calls import only
 from pycoll.interop.torch_collectives import Collectives
 from pycoll.interop.torch_dynamo import run_as_it_is
@@ -25,6 +27,9 @@ from pycoll.interop.torch_tags import TagQueues
 from pycoll.interop.torch_tensor import Tensor, incoming, outgoing
 from pycoll.interop.torch_work import Pending
 
+#: torch's flag, 0x01, which older ones do not have.
+SHRINK_ABORT = 1
+
 
 @torch_errors
 def create(asked: Any) -> Group:
@@ -34,12 +39,39 @@ def create(asked: Any) -> Group:
     group meets over the connections which that one has.
     """
     ranks = list(asked.global_ranks_in_group)
+    made: Group | None = torch_place.kept()
+    if made is not None:
+        made.settle(asked.store, ranks or range(asked.group_size))
+        return made
     timeout = asked.timeout
     parent = dist.group.WORLD
     if ranks and isinstance(parent, Group):
         return Group(parent._maker.part(ranks, "torch group", timeout), asked.store, ranks)
     met = Maker.met(asked.store, asked.group_rank, asked.group_size, timeout)
     return Group(met, asked.store, ranks or range(asked.group_size))
+
+
+@torch_errors
+def adopt(comm: Communicator) -> Any:
+    """Make a communicator torch's default group; see `torch_backend.init_process_group`."""
+    if not isinstance(comm, Communicator):
+        raise UsageError(f"init_process_group: comm is {quoted(comm)}, want a Communicator")
+    if state := comm._engine.state():
+        raise UsageError(f"init_process_group: comm is {state}, want one that is open")
+    old: Any = dist.group.WORLD
+    if isinstance(old, Group) and old._engine is comm._engine:
+        raise UsageError("init_process_group: comm is that of the default group")
+    return torch_place.install(Group(Maker.of(comm), None, range(comm.size)))
+
+
+@torch_errors
+def shrunk(old: Any, timeout: timedelta | None) -> Group:
+    """Return a group of those who live; see `torch_backend.shrink`."""
+    if not isinstance(old, Group):
+        raise UsageError(f"shrink: the group is {quoted(old)}, want a process group of {NAME!r}")
+    if not isinstance(timeout, timedelta | None):
+        raise UsageError(f"shrink: timeout is {quoted(timeout)}, want a datetime.timedelta")
+    return old.shrink_to_living(timeout)
 
 
 class Options(Backend.Options):  # type: ignore[misc]
@@ -62,10 +94,15 @@ class Group(Collectives):
 
     def __init__(self, maker: Maker, store: Any, ranks: Sequence[int]) -> None:
         super().__init__(maker)
-        self._store = store
+        self._left = maker  #: those of the group who are left, as far as they have agreed on it
         self._name = self._desc = ""
         self._lanes = TagQueues(self._pair)
         self.options = Options(timedelta(seconds=self._engine.timeout))
+        self.settle(store, ranks)
+
+    def settle(self, store: Any, ranks: Sequence[int]) -> None:
+        """Take the store that torch has for the group, and its ranks, as the default group's."""
+        self._store = store
         self.options.global_ranks_in_group = list(ranks)
 
     # What torch asks a group about itself.
@@ -73,7 +110,7 @@ class Group(Collectives):
     supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
-    supports_shrinking = False  #: torch would put a backend of C++ in the place of this group
+    supports_shrinking = torch_place.hooked()
     _device_types = tuple(map(torch.device, DEVICES))  #: torch looks whether one is among them
 
     @property
@@ -194,11 +231,67 @@ class Group(Collectives):
     splitGroup = split_group
 
     @torch_errors
+    def shrink(
+        self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None
+    ) -> Group:
+        """Return a group without some ranks: what `torch.distributed.shrink_group` asks for.
+
+        With SHRINK_ABORT, or where a rank has died, those who live agree on who they are. Otherwise
+        whoever calls this meets, and calls that are under way go on.
+
+        Args:
+            ranks_to_exclude: As this group counts them; none of them calls this.
+            shrink_flags: SHRINK_ABORT (1) ends the calls that are under way; SHRINK_DEFAULT is 0.
+            opts_override: Options with another timeout.
+
+        Raises:
+            UsageError: Others are out than was asked. The new group is kept, so that a call which
+                names those who are out returns it.
+            LostError: The others went on without this rank, or too few have come.
+        """
+        excluded = set(ranks_to_exclude)
+        remaining = [rank for rank in range(self._comm.size) if rank not in excluded]
+        whole = self._left is self._maker and not self._engine.state()
+        if whole and not shrink_flags & SHRINK_ABORT:
+            # A death while they meet: not all may have, so they agree on it.
+            with contextlib.suppress(PeerLostError, BrokenError):
+                left = self._maker.part(remaining, "torch shrink")
+                return self._without(left, remaining, opts_override)
+        if self._left is self._maker or self._left.engine.state():
+            self._left = self._left.shrunk(self._seconds)
+        here = set(self._left.ranks)
+        out = [rank for rank, job in enumerate(self._maker.ranks) if job not in here]
+        if excluded != set(out):
+            raise UsageError(
+                f"shrink_group: ranks_to_exclude is {sorted(excluded)}, and of the "
+                f"{self._comm.size} ranks those who live have agreed that {out} are out: "
+                + (f"call it again, with {out}" if out else "nobody has to be excluded")
+            )
+        return self._without(self._left, remaining, opts_override)
+
+    def shrink_to_living(self, timeout: timedelta | None = None) -> Group:
+        """Return a group of those who live; see `pycoll.interop.torch_backend.shrink`."""
+        self._left = self._left.shrunk(self._seconds if timeout is None else seconds(timeout))
+        here = set(self._left.ranks)
+        remaining = [rank for rank, job in enumerate(self._maker.ranks) if job in here]
+        return self._without(self._left, remaining)
+
+    def _without(self, left: Maker, remaining: Sequence[int], opts: Any = None) -> Group:
+        world = self.options.global_ranks_in_group
+        made = Group(left, self._store, [world[rank] for rank in remaining])
+        timeout = getattr(opts, "_timeout", None)
+        if timeout is None and self._seconds is not None:
+            timeout = timedelta(seconds=self._seconds)
+        if timeout is not None:
+            made.set_timeout(timeout)
+        return made
+
+    @torch_errors
     def merge_remote_group(self, *_: Any, **__: Any) -> None:
         """Raise: torch merges groups of its own backends alone."""
         raise UnavailableError(
-            "merge_remote_group: a pycoll group cannot take ranks in; make a new group of all, "
-            "by init_process_group(store=)"
+            "merge_remote_group: a pycoll group cannot take ranks in; its communicator grows, see "
+            "pycoll.interop.torch_backend.init_process_group"
         )
 
     # Barriers.

@@ -17,12 +17,12 @@ from pycoll.runtime.engine import Engine, failed
 class Maker:
     """Makes the communicators of a process group: its own, and those of some of its ranks."""
 
-    def __init__(self, engine: Engine, config: Config) -> None:
+    def __init__(self, engine: Engine, config: Config, comm: Communicator | None = None) -> None:
         self.engine = engine
         self._config = config
         self._made: defaultdict[tuple[str, *tuple[int, ...]], itertools.count[int]]
         self._made = defaultdict(itertools.count)
-        self.comm = Communicator(engine)
+        self.comm = Communicator(engine) if comm is None else comm
 
     @classmethod
     def met(cls, store: Any, rank: int, size: int, timeout: Any) -> Maker:
@@ -34,6 +34,26 @@ class Maker:
         except BaseException as error:
             met.close(reason=failed(error))
             raise
+
+    @classmethod
+    def of(cls, comm: Communicator) -> Maker:
+        """Take a communicator that is there."""
+        engine = comm._engine
+        return cls(engine, engine.config, comm)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its ranks, as the job numbers them."""
+        return self.engine.bootstrap.control.ranks
+
+    def shrunk(self, timeout: float | None = None) -> Maker:
+        """Make the communicator of those who live; each of them calls this.
+
+        Args:
+            timeout: Seconds that a rank may take to come; the communicator's by default.
+        """
+        comm = self.comm.shrink(timeout)
+        return Maker(comm._engine, self._config, comm)
 
     def part(self, ranks: Sequence[int], key: str, timeout: Any = None) -> Maker:
         """Make the communicator of some of the ranks; each of them calls this, and nobody else.

@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pycoll.arrays import driver
 from pycoll.bootstrap import Bootstrap
-from pycoll.bootstrap.control_loop import CLOSED, EXITED
+from pycoll.bootstrap.reasons import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import (
     CollectiveTimeout,
@@ -26,7 +26,7 @@ from pycoll.errors import (
 from pycoll.runtime.failure import Failure
 from pycoll.runtime.host.heap import Heap
 from pycoll.runtime.host.side import HostSide, slice_seconds
-from pycoll.runtime.join import World, join
+from pycoll.runtime.join import Begin, Reunion, World, join, of_some
 from pycoll.runtime.life import Life
 from pycoll.runtime.native import bindings, load
 from pycoll.runtime.net.connections import Connections
@@ -36,6 +36,7 @@ from pycoll.runtime.side import Side
 from pycoll.runtime.waits import Waits
 
 if TYPE_CHECKING:
+    from pycoll.runtime.plan.earlier import Choices
     from pycoll.runtime.plan.selection import Selection
 
 T = TypeVar("T")
@@ -64,6 +65,8 @@ class Engine:
         agreement: What the ranks have agreed on, in place of `selector`.
         side: Makes what runs the calls, from the native communicator and its ranks.
         gpu: Bus id of the GPU whose kernels make the calls; None: threads of the host do.
+        reunion: What the ranks know of each other that were in one communicator before.
+        inherited: What they know of that one's choices.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Engine:
         agreement: Agreement | None = None,
         side: Callable[[Any, World], Side] = HostSide,
         gpu: str | None = None,
+        reunion: Reunion | None = None,
+        inherited: Choices | None = None,
     ) -> None:
         self.timeout = config.timeout
         self.bootstrap = bootstrap
@@ -83,8 +88,13 @@ class Engine:
         self._revocable: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
         self._followers: list[Engine] = []
+        self._inherited = inherited
         self.world: World
-        self.world, self.comm, self.arenas = join(bootstrap, config, gpu)
+        self.world, self.comm, self.arenas, self._said, summaries = join(
+            bootstrap, config, gpu, reunion
+        )
+        if inherited:
+            inherited.agree(summaries)
         self.number = bindings.comm_number(self.comm)
         #: Starts cached plans without Python's help; `Plans` fills it.
         self.dispatcher = load.fastcall.Dispatcher(self.number, self.timeout)
@@ -121,7 +131,7 @@ class Engine:
         # Loaded at the first plan: it brings every algorithm, and joining shall be quick.
         from pycoll.runtime.plan.selection import Selection
 
-        return Selection(self.world, self._agreement, self.once)
+        return Selection(self.world, self._agreement, self.once, choices=self._inherited)
 
     def once(self, key: str, make: Callable[[], bytes], timeout: float | None = None) -> bytes:
         """Return what one of the ranks that ask for ``key`` makes.
@@ -183,6 +193,37 @@ class Engine:
         except BaseException as error:
             bootstrap.close(reason=failed(error))
             raise
+
+    @property
+    def config(self) -> Config:
+        """The settings of this rank."""
+        return self._config
+
+    def remade(
+        self, ranks: Sequence[int], bootstrap: Bootstrap, accept: Begin | None = None
+    ) -> Engine:
+        """Return an engine of some of the ranks, with the settings of this one, which is broken.
+
+        Args:
+            ranks: Of this one, in the order of the new one.
+            bootstrap: The same ranks.
+            accept: Called once this rank needs no other any more, if that is before the end.
+        """
+        from pycoll.runtime.plan.earlier import Choices
+
+        chosen = vars(self).get("selection")
+        inherited = (chosen.choices if chosen else self._inherited or Choices()).heirs()
+        reunion = Reunion(
+            of_some(self._said, ranks, self.bootstrap.whole),
+            inherited.summary(),
+            None if self.world.remote or self.world.lazy else accept,
+        )
+        return Engine(
+            *(bootstrap, self._config),
+            agreement=self._agreement,
+            reunion=reunion,
+            inherited=inherited,
+        )
 
     def follow(self, engine: Engine) -> None:
         """Close, and leave, with another engine, which belongs to the same communicator.

@@ -17,8 +17,8 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-from pycoll.bootstrap.control import GONE, MISSED, REFUSED
-from pycoll.bootstrap.control_loop import CLOSED, DIED, EXITED, GARBLED, UNREACHABLE
+from pycoll.bootstrap.control import GONE, MISSED, REFUSED, REVOKED
+from pycoll.bootstrap.reasons import CLOSED, DIED, EXITED, GARBLED, UNREACHABLE
 from pycoll.errors import (
     BrokenError,
     BusyError,
@@ -26,6 +26,7 @@ from pycoll.errors import (
     MismatchError,
     PeerLostError,
     PycollError,
+    RevokedError,
     described,
 )
 from pycoll.runtime.call_site import user_line
@@ -205,6 +206,8 @@ class Failure:
             self.heed_missed()
         elif kind == "timeout":
             self._break(CollectiveTimeout(text), Cause.TIMEOUT, rank)
+        elif kind == REVOKED:
+            self._break(RevokedError(f"{self._name(rank)} {text}"), Cause.ERROR, rank)
         elif kind == "transfer":
             self._break(MismatchError(text), Cause.MISMATCH, rank)
         else:
@@ -454,6 +457,13 @@ class Failure:
             kind = GONE if isinstance(failure, PeerLostError) else "error"
             with contextlib.suppress(PycollError):  # closed meanwhile
                 group.fail(kind, f"the communicator that this one comes from broke: {failure}")
+
+    def revoke(self, what: str) -> None:
+        """Break the communicator on every rank, unless something has: ``what`` was called."""
+        if self.error is None:
+            text = f"called {what} at {user_line()}"
+            self._break(RevokedError(f"{self._name(self._rank)} {text}"), Cause.ERROR, self._rank)
+            self._tell(REVOKED, text)
 
     def fail(self, error: PycollError) -> NoReturn:
         """Break the communicator on every rank because of what ended a call before it began."""

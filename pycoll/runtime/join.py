@@ -14,10 +14,11 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pycoll import log
+from pycoll.bootstrap.control_router import rank_list
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric
@@ -39,8 +40,13 @@ SPIN = 50
 ANSWER_SECONDS = 60.0
 #: Peers that a rank connects to at a time.
 AT_ONCE = 16
+#: Milliseconds until a rank looks again whether a peer has answered, at most.
+LONGEST_PAUSE = 10
 #: How long a rank that failed to reach one peer still serves the rest.
 AFTER_TROUBLE_SECONDS = 1.0
+#: How long a rank that cannot reach one of those that it reached before waits to hear why. A death
+#: is known within milliseconds, unless the machine is very busy.
+REASON_SECONDS = 5.0
 
 
 class Gathering(Protocol):
@@ -76,6 +82,10 @@ class Bootstrap(Protocol):
         """Raise what keeps the ranks from meeting any more, if anything does."""
 
 
+#: Begins to gather what a rank has to say; ``notice`` is called once that has ended.
+Begin = Callable[[Callable[[], None]], Gathering]
+
+
 class World(NamedTuple):
     """What all ranks agree on, but for `rank`, `mapped` and `rails`."""
 
@@ -101,56 +111,69 @@ class World(NamedTuple):
     placement: Placement
 
 
-def join(bootstrap: Bootstrap, config: Config, gpu: str | None = None) -> tuple[World, Any, Arenas]:
-    """Meet the other ranks; return what all agree on, the connected engine and its peers' memory.
+def join(
+    bootstrap: Bootstrap,
+    config: Config,
+    gpu: str | None = None,
+    reunion: Reunion | None = None,
+) -> tuple[World, Any, Arenas, Sequence[Introduction], list[bytes]]:
+    """Meet the other ranks.
 
     Args:
         bootstrap: The ranks.
         config: The settings.
         gpu: Bus id of the GPU whose kernels make the calls; the memory of all edges will be pinned
             then. None: the host's threads do.
+        reunion: What the ranks know of each other; None: nothing.
+
+    Returns:
+        What all agree on, the connected engine, its peers' memory, what the ranks said, and the
+        summary of each one's reunion.
 
     Raises:
         BootstrapError: The ranks run different versions, or a peer's memory cannot be reached.
         UnavailableError: There is no memory, or no RDMA where the settings ask for it.
     """
     rank, size, pinned = bootstrap.rank, bootstrap.size, gpu is not None
-    theirs = _introductions(bootstrap, config)
+    theirs = reunion.said if reunion else _introductions(bootstrap, config)
     places = [said.place for said in theirs]
     hosts = locality.hosts(places)
-    apart = len({said.domain for said in theirs}) > 1  # also in containers of one host
+    kinds = list({id(said): said for said in theirs}.values())  # ranks of a host mostly share one
+    per_host = max(Counter(hosts).values())
+    spacious = min(said.room for said in kinds)
+    apart = len({said.domain for said in kinds}) > 1  # also in containers of one host
     rdma = _rdma(theirs, apart)
-    each = _slot_bytes(theirs, hosts, bootstrap.whole, pinned or rdma)
+    each = _slot_bytes(spacious, hosts, bootstrap.whole, pinned or rdma)
     longest = room.longest_slot_bytes(size, bootstrap.whole and not (apart or pinned or rdma))
-    long = _slot_bytes(theirs, hosts, bootstrap.whole, pinned or rdma, longest)
+    long = _slot_bytes(spacious, hosts, bootstrap.whole, pinned or rdma, longest)
     slot = room.with_trailer(each) if rdma else long
-    share = min(said.memory for said in theirs) // max(Counter(hosts).values())
+    share = min(said.memory for said in kinds) // per_host
     budget = room.budget_bytes(bootstrap.whole, share)
     ring = SLOTS * room.fair_bytes(size, bootstrap.whole)
     whole = room.eager(size, pinned)
     small = 0
     if apart and not pinned:
-        held = room.held(size, max(Counter(hosts).values()))
-        spacious = min(said.room for said in theirs)
+        held = room.held(size, per_host)
         small = room.small_bytes(size, slot, held, spacious, budget, rdma)
-    comm = _open(rank, places, slot, small, ring, min(said.heap for said in theirs), whole)
+    comm = _open(rank, places, slot, small, ring, min(said.heap for said in kinds), whole)
     try:
-        domains = None if whole else _domains(theirs, hosts)
-        mapped, near = _map(comm, bootstrap, domains, config.timeout)
-        by = _reach(comm, bootstrap, config, theirs, mapped, hosts, gpu or "")
+        summary = reunion.summary if reunion else b""
+        told = bootstrap.allgather(summary + bindings.comm_address(comm), config.timeout)
+        summaries = [blob[: len(summary)] for blob in told]
+        addresses = [blob[len(summary) :] for blob in told]
+        if reunion and reunion.accept and whole:
+            mapped, near = _map_again(comm, bootstrap, addresses, reunion.accept, config.timeout)
+        else:
+            domains = None if whole else _domains(theirs, hosts)
+            mapped, near = _map(comm, bootstrap, addresses, domains, config.timeout)
+        again = reunion is not None
+        by = _reach(comm, bootstrap, config, theirs, mapped, hosts, gpu or "", again)
     except BaseException:
         bindings.comm_close(comm)
         raise
     world = World(
-        rank,
-        size,
-        locality.scarcest(places),
-        theirs[0].algorithm,
-        SLOTS,
-        each,
-        long,
-        budget,
-        small,
+        *(rank, size, locality.scarcest(places), theirs[0].algorithm),
+        *(SLOTS, each, long, budget, small),
         tuple(bool(mapped[rank] >> peer & 1) for peer in range(size)),
         near is not None,
         by.transport != transport.SHM,
@@ -163,28 +186,46 @@ def join(bootstrap: Bootstrap, config: Config, gpu: str | None = None) -> tuple[
         hosts,
         locality.placement(places, mapped),
     )
-    return world, comm, Arenas(comm, near or {})
+    return world, comm, Arenas(comm, near or {}), theirs, summaries
 
 
-def _rdma(theirs: list[_Introduction], apart: bool) -> bool:
+def of_some(said: Sequence[Introduction], ranks: Sequence[int], whole: bool) -> list[Introduction]:
+    """Return what some ranks would say in a group of their own.
+
+    Args:
+        said: What all of a communicator have said.
+        ranks: Of it, in the order of the group.
+        whole: The communicator is the job, not a group of it.
+    """
+    share = room.GROUPS if whole else 1
+    found: dict[int, Introduction] = {}  # ranks of a host mostly share one object
+    for rank in ranks:
+        mine = said[rank]
+        if id(mine) not in found:
+            heap = min(mine.heap * len(said) // share // len(ranks), mine.memory)
+            found[id(mine)] = mine._replace(heap=heap >> 12 << 12, room=mine.room // share)
+    return [found[id(said[rank])] for rank in ranks]
+
+
+def _rdma(theirs: Sequence[Introduction], apart: bool) -> bool:
     """Tell whether RDMA may pin the slots, of each peer that it connects."""
     wanted, seen = theirs[0].transport, any(said.rdma for said in theirs)
     return wanted == transport.VERBS or (apart and seen and wanted != transport.TCP)
 
 
 def _slot_bytes(
-    theirs: list[_Introduction],
+    spacious: int,
     hosts: tuple[int, ...],
     whole: bool,
     pinned: bool,
     longest: int = SLOT_BYTES,
 ) -> int:
-    """Return the bytes of a slot."""
+    """Return the bytes of a slot, where every rank has room for so many bytes of slots."""
     size, near = len(hosts), Counter(hosts).most_common(1)[0][1]
     if pinned:
         return room.fair_bytes(size, whole)
     held = room.held(size, near, pinned)
-    return room.slot_bytes(size, held, min(said.room for said in theirs), whole, longest)
+    return room.slot_bytes(size, held, spacious, whole, longest)
 
 
 def _open(
@@ -221,10 +262,11 @@ def _reach(
     comm: Any,
     bootstrap: Bootstrap,
     config: Config,
-    theirs: list[_Introduction],
+    theirs: Sequence[Introduction],
     mapped: list[int],
     hosts: tuple[int, ...],
     gpu: str,
+    again: bool,
 ) -> Reachability:
     """Open the way to the peers that are not mapped; end connecting."""
     rank, size, by = bootstrap.rank, bootstrap.size, Reachability(transport.SHM)
@@ -236,7 +278,7 @@ def _reach(
             first.transport, first.fabric, config.rails, first.provider, config.iface, gpu
         )
         here = theirs[rank].place.memory if remote else None
-        by = transport.agree(comm, bootstrap, wanted, hosts, here, config.timeout)
+        by = transport.agree(comm, bootstrap, wanted, hosts, here, config.timeout, again)
     elif rank == 0:
         log.info("transport", "shm: every rank maps the memory of all %d", size)
     if remote:
@@ -247,7 +289,7 @@ def _reach(
     return by
 
 
-class _Introduction(NamedTuple):
+class Introduction(NamedTuple):
     """What a rank says of itself."""
 
     version: str
@@ -263,7 +305,15 @@ class _Introduction(NamedTuple):
     provider: str  #: of libfabric; "": any
 
 
-def _introductions(bootstrap: Bootstrap, config: Config) -> list[_Introduction]:
+class Reunion(NamedTuple):
+    """What ranks know of each other that were in one communicator before."""
+
+    said: Sequence[Introduction]  #: in the order of the new one
+    summary: bytes  #: of what this rank has inherited; of the same length on all
+    accept: Begin | None  #: says that this rank has joined; None: some two did not map each other
+
+
+def _introductions(bootstrap: Bootstrap, config: Config) -> list[Introduction]:
     """Tell the other ranks who this one is; return what each says, this one too."""
     mine = Locality.mine()
     said = {
@@ -280,7 +330,7 @@ def _introductions(bootstrap: Bootstrap, config: Config) -> list[_Introduction]:
         **mine.encode(),
     }
     blobs = bootstrap.allgather(json.dumps(said).encode(), config.timeout)
-    known: dict[bytes, _Introduction] = {}  # ranks of a host mostly say the same
+    known: dict[bytes, Introduction] = {}  # ranks of a host mostly say the same
     theirs = []
     for rank, blob in enumerate(blobs):
         if blob not in known:
@@ -290,7 +340,7 @@ def _introductions(bootstrap: Bootstrap, config: Config) -> list[_Introduction]:
     return theirs
 
 
-def _introduction(rank: int, blob: bytes) -> _Introduction:
+def _introduction(rank: int, blob: bytes) -> Introduction:
     try:
         said = json.loads(blob)
         version, heap = str(said.get("version")), said["heap"]
@@ -306,7 +356,7 @@ def _introduction(rank: int, blob: bytes) -> _Introduction:
         if not isinstance(provider, str):
             raise ValueError("fabric")
         fabric = Fabric.parse(said["verbs"])
-        return _Introduction(
+        return Introduction(
             *(version, said.get("algorithm"), heap, space, memory, rdma),
             *(there, domain, by, fabric, provider),
         )
@@ -326,7 +376,7 @@ def _same_version(versions: list[str]) -> None:
             )
 
 
-def _domains(theirs: list[_Introduction], hosts: tuple[int, ...]) -> list[list[int]] | None:
+def _domains(theirs: Sequence[Introduction], hosts: tuple[int, ...]) -> list[list[int]] | None:
     """Return the ranks of each host, if those of none differ in what they may open; else None."""
     ranks: dict[str, list[int]] = {}
     for rank, said in enumerate(theirs):
@@ -335,13 +385,18 @@ def _domains(theirs: list[_Introduction], hosts: tuple[int, ...]) -> list[list[i
 
 
 def _map(
-    comm: Any, bootstrap: Bootstrap, domains: list[list[int]] | None, timeout: float
+    comm: Any,
+    bootstrap: Bootstrap,
+    addresses: list[bytes],
+    domains: list[list[int]] | None,
+    timeout: float,
 ) -> tuple[list[int], dict[int, bytes] | None]:
     """Find out, as bits, with whom each rank shares memory.
 
     Args:
         comm: The engine.
         bootstrap: The ranks.
+        addresses: Of the engine of each.
         domains: Those that may open each other's memory when they need it; None: all map now.
         timeout: Seconds.
 
@@ -349,16 +404,15 @@ def _map(
         The bits of every rank, and the addresses of peers that are still to be mapped; None: there
         are none.
     """
-    blobs = bootstrap.allgather(bindings.comm_address(comm), timeout)
     if domains is not None:
-        failed = _try(comm, bootstrap.rank, domains, blobs)
+        failed = _try(comm, bootstrap.rank, domains, addresses)
         said = _served(comm, bootstrap, failed.encode(), timeout)
         if not any(said):
-            return _near(comm, bootstrap.rank, domains, blobs)
+            return _near(comm, bootstrap.rank, domains, addresses)
         if bootstrap.rank == 0:
             first = next(blob for blob in said if blob).decode(errors="replace")
             log.info("transport", "every rank maps all that it can, at once: %s", first)
-    mapped, trouble = _connect(comm, bootstrap, blobs, min(timeout, ANSWER_SECONDS))
+    mapped, trouble = _connect(comm, bootstrap, addresses, min(timeout, ANSWER_SECONDS))
     bits = sum(1 << peer for peer in mapped)
     # It tells all ranks what went wrong on any; behind it nobody needs to be served.
     said = _served(comm, bootstrap, f"{bits:x} {trouble}".encode(), timeout)
@@ -373,6 +427,31 @@ def _map(
     if any(troubles):
         raise BootstrapError("; ".join(text for text in troubles if text))
     return _both_ways(reached), None
+
+
+def _map_again(
+    comm: Any, bootstrap: Bootstrap, addresses: list[bytes], accept: Begin, timeout: float
+) -> tuple[list[int], None]:
+    """The same among ranks of which each mapped every other before.
+
+    A rank that cannot reach another waits to hear why: that one is gone, or has gone to another
+    view. If it hears nothing, it raises, and the others go on without it.
+
+    Raises:
+        BootstrapError: This rank cannot reach one that lives.
+    """
+    rank, size = bootstrap.rank, len(addresses)
+    mapped, trouble = _connect(comm, bootstrap, addresses, min(timeout, ANSWER_SECONDS))
+    until = time.monotonic() + REASON_SECONDS
+    while len(mapped) < size:
+        bootstrap.check()
+        if time.monotonic() > until:
+            lost = rank_list(sorted({*range(size)} - mapped))
+            raise BootstrapError(trouble or f"rank {rank} no longer shares memory with {lost}")
+        bindings.comm_accept(comm)
+        time.sleep(LONGEST_PAUSE / 1000)
+    _serve(comm, accept, timeout)
+    return [(1 << size) - 1] * size, None
 
 
 def _try(comm: Any, rank: int, domains: list[list[int]], blobs: list[bytes]) -> str:
@@ -433,6 +512,7 @@ def _connect(
     deadline = time.monotonic() + timeout
     ready = select.poll()
     ready.register(bindings.comm_connect_fd(comm), select.POLLIN)
+    pause = 1
     while waiting:
         still = []
         for peer in waiting[:AT_ONCE]:
@@ -453,13 +533,22 @@ def _connect(
             names = ", ".join(map(bootstrap.describe, waiting[:8]))
             absent = f"{bootstrap.describe(rank)}: no answer from {names} within {timeout:g} s"
             return mapped, trouble or absent
+        # Whoever comes wakes it; that a peer has answered it has to look for.
         if len(still) == min(AT_ONCE, len(waiting)):
-            ready.poll(10)
+            ready.poll(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        else:
+            pause = 1
     return mapped, trouble
 
 
 def _served(comm: Any, bootstrap: Bootstrap, blob: bytes, timeout: float) -> list[bytes]:
     """Exchange blobs, and serve the peers that still connect until all have come to this."""
+    return _serve(comm, lambda notice: bootstrap.begin(blob, timeout, notice), timeout)
+
+
+def _serve(comm: Any, begin: Begin, timeout: float) -> list[bytes]:
+    """Begin something, and serve the peers that still connect until it is done."""
     # A socket, not an eventfd: a notice that comes too late must not write to a reused number.
     ended, told = socket.socketpair()
 
@@ -468,7 +557,7 @@ def _served(comm: Any, bootstrap: Bootstrap, blob: bytes, timeout: float) -> lis
             told.send(b"\0")
 
     with ended, told:
-        gathering = bootstrap.begin(blob, timeout, notice)
+        gathering = begin(notice)
         ready = select.poll()
         ready.register(bindings.comm_connect_fd(comm), select.POLLIN)
         ready.register(ended, select.POLLIN)

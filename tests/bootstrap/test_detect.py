@@ -59,3 +59,10 @@ def test_an_address_without_a_rank_is_not_passed_over():
         UsageError, match=r"^PYCOLL_ADDRESS is set, but nothing says which rank this is: set PYCOL"
     ):
         launcher(config, {})
+
+
+def test_a_newcomer_is_no_rank_of_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYCOLL_NEWCOMER", "yes")
+    assert launcher(Config.load(), {"RANK": "0", "WORLD_SIZE": "1"}) == "join"
+    with pytest.raises(UsageError, match=r"PYCOLL_NEWCOMER is set, .*: call pycoll.init\(\)"):
+        detect()

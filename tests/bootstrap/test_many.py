@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from pycoll.bootstrap import detect, job, spawn
-from pycoll.bootstrap.control_loop import DIED
 from pycoll.bootstrap.control_router import SECONDS, ControlRouter
 from pycoll.bootstrap.framing import CALLS, Frame, FrameType
+from pycoll.bootstrap.reasons import DIED
 
 RANKS = 256
 LONG = 240.0  #: seconds; generous: reached only by a hang

@@ -8,6 +8,7 @@ import time
 import pytest
 from waiting import wait_until
 
+from pycoll.bootstrap.control import Wanted
 from pycoll.bootstrap.control_router import CALLS, ControlRouter
 from pycoll.bootstrap.framing import Frame, FrameType
 from pycoll.bootstrap.group import ONCES
@@ -193,6 +194,21 @@ def test_two_threads_of_a_rank_that_want_the_same_make_it_once(controls, togethe
 
     assert together(*[lambda: one.once("key", making, SECONDS)] * 2) == [b"it"] * 2
     assert len(makers) == 1
+
+
+def test_who_is_to_make_it_but_has_just_failed_lets_another(controls, together):
+    """It is asked after it was told why it cannot, and before the thread that waited has raised."""
+    one, two = controls(2)
+    wanted = Wanted(wants(1))
+    wanted.error = BrokenError("it broke meanwhile")
+    wanted.told.set()
+    two._wanted["k"] = wanted
+    two._post(wanted.frame)  # the router takes it for the maker
+    together(*[lambda c=c: c.exchange("behind it", b"", SECONDS) for c in (one, two)])
+    try:
+        assert one.once("k", lambda: b"of rank 0", SECONDS) == b"of rank 0"
+    finally:
+        del two._wanted["k"]
 
 
 def test_a_rank_that_gives_up_ends_the_wait(controls, together):

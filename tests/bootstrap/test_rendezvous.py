@@ -108,7 +108,7 @@ def test_every_rank_learns_of_every_rank(stars, size):
         for star in met:
             assert {m.seen_at("")._replace(port=0) for m in star.members} == {Member.me()}
             assert len({member.port for member in star.members}) == size
-            assert (star.listener is None) == (star.rank == 0)
+            assert (star.listener is None) == (star.size == 1)
         assert set(met[0].links) == set(range(1, size))
         assert all(set(star.links) == {0} for star in met[1:])
         for star in met[1:]:  # a link leads to the rank that it says it leads to
@@ -308,7 +308,7 @@ def test_the_right_one_of_several_addresses_is_found(listener, secret, together)
     [
         (
             Preface(3, 4, 9, bytes(32)),
-            r"^rank 3 speaks protocol 9, rank 0 wants 5: same pycoll version on all ranks\?$",
+            r"^rank 3 speaks protocol 9, rank 0 wants 6: same pycoll version on all ranks\?$",
         ),
         (Preface(3, 5, PROTOCOL, bytes(32)), r"^rank 3 has size 5, rank 0 has size 4$"),
         (Preface(9, 4, PROTOCOL, bytes(32)), r"^a process says it is rank 9, want 0 to 3$"),
@@ -342,7 +342,7 @@ def test_a_newer_rank_0_is_named_by_the_older_rank(listener, secret, together):
             receive(sock, 1)
 
     _, outcome = together(newer, lambda: rendezvous.join([address(listener)], 1, 2, secret, soon()))
-    with pytest.raises(BootstrapError, match=r"^rank 0 speaks protocol 9, rank 1 wants 5: same "):
+    with pytest.raises(BootstrapError, match=r"^rank 0 speaks protocol 9, rank 1 wants 6: same "):
         raise outcome
 
 

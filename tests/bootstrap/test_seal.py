@@ -13,10 +13,11 @@ import pytest
 
 from pycoll.bootstrap import rendezvous
 from pycoll.bootstrap.control import Control
-from pycoll.bootstrap.control_loop import FORGED, TAMPERED
+from pycoll.bootstrap.control_loop import TAMPERED
 from pycoll.bootstrap.control_plane import ControlPlane
 from pycoll.bootstrap.framing import HEADER, Frame, FrameType, encode
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES
+from pycoll.bootstrap.reasons import FORGED
 from pycoll.bootstrap.seal import TAG_BYTES
 from pycoll.errors import BootstrapError, PycollError
 

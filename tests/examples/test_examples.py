@@ -29,7 +29,7 @@ NAMES = [
     pytest.param("jax_fit", marks=needs("jax")),
 ]
 #: Run by tests of their own.
-PARTS = {"model", "train"}
+PARTS = {"elastic", "learn", "model", "train"}
 
 
 def check(name: str, out: str) -> None:

@@ -180,6 +180,20 @@ class Hosts:
         """Plug a host's cable in again."""
         self._ip(f"link set wire{host} up")
 
+    def split(self, away: Sequence[int]) -> None:
+        """Part some hosts from the rest: on each side all reach each other."""
+        self._ip(
+            "link add side type bridge forward_delay 0 mcast_snooping 0",
+            "link set side up",
+            *(f"link set wire{host} master side" for host in away),
+        )
+
+    def join(self) -> None:
+        """Have all hosts reach each other again."""
+        self._ip(
+            *(f"link set wire{host} master bridge" for host in range(self.count)), "link del side"
+        )
+
     def _bend(self, host: int) -> None:
         """Lead a host's wire through a process that carries every frame (see wire.py)."""
         # Not every kernel has netem. Taps and not raw sockets: frames come out of a tap with their

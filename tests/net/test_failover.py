@@ -37,6 +37,7 @@ with selectors.DefaultSelector() as selector:
         preside=lambda: over.append(True),
         ended=lambda rank: say("ended", rank),
         unreachable=lambda rank: say("unreachable", rank),
+        hung_up=lambda rank: say("hung up", rank),
     )
     failover.exclude(0)
     failover.seek()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pycoll.bootstrap.control_loop import CLOSED, EXITED, UNREACHABLE
+from pycoll.bootstrap.reasons import CLOSED, EXITED, UNREACHABLE
 from pycoll.errors import BrokenError, MismatchError, PeerLostError
 from pycoll.runtime import failure, refusal
 from pycoll.runtime.call_site import user_line

@@ -370,6 +370,7 @@ def test_beyond_64_ranks_one_chooses_for_all_also_where_all_memory_is_mapped(
         small_bytes=0,
     )
     selection = Selection(world, Agreement(), once)  # type: ignore[arg-type]
-    choice, algorithm = selection.choose(BARRIER, None)
+    choice, algorithm, final = selection.choose(BARRIER, None)
+    assert final
     assert choice.algorithm == algorithm.name
     assert len(keys) == asked

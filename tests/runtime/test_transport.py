@@ -220,6 +220,28 @@ def test_the_log_says_which_transport_and_why(opened, caplog, other, wanted, sai
     assert ("rank 0: RDMA ports a:1" in caplog.messages) == (wanted == "auto")
 
 
+@pytest.mark.parametrize("asks", ["verbs", "rails"])
+def test_who_has_no_rail_any_more_says_so_to_itself(opened, monkeypatch, asks) -> None:
+    """Its peers can go on without it; where nothing asks for RDMA, all go on without that."""
+    down = LocalRails(lack="a:1 is down")
+    ranks, hosts = Ranks(0, READY), (0, 1)
+
+    def find(named: str, memory: int, gpu: str) -> LocalRails:
+        if asks == "rails":
+            raise UnavailableError("PYCOLL_RAILS names a, but a:1 is down")
+        return down
+
+    monkeypatch.setattr(rails, "find", find)
+    wanted = NetOptions("verbs" if asks == "verbs" else "auto")
+    with pytest.raises(UnavailableError, match="a:1 is down"):
+        transport.agree(None, ranks, wanted, hosts, 0, 1, again=True)
+    assert ranks.asked == 0
+    monkeypatch.setattr(rails, "find", lambda *_: down)
+    with pytest.warns(RuntimeWarning, match="a:1 is down"):
+        found = transport.agree(None, ranks, NetOptions("auto"), hosts, 0, 1, again=True)
+    assert (found.transport, ranks.asked) == (TCP, 1)
+
+
 def test_rails_are_opened_and_kept_if_all_have_some(opened) -> None:
     assert agree(Ranks(1, READY)) == (VERBS, 1_000.0, True, False, ("a:1",))
     assert opened == [(Rail("a", 1),)]
@@ -329,6 +351,14 @@ def test_libfabric_that_is_asked_for_is_had_or_there_is_no_communicator(provider
     wanted = NetOptions("libfabric", provider="cxi")
     with pytest.raises(UnavailableError, match=r"rank 0 \(on node0\): no provider cxi: fi_info"):
         transport.agree(None, Twice(0, Twice.endpoint), wanted, (0, 1), 0, 1)
+
+
+def test_who_has_no_endpoint_any_more_says_so_to_itself(provider) -> None:
+    """Its peers can go on without it."""
+    wanted, ranks = NetOptions("libfabric", provider="cxi"), Twice(0, Twice.endpoint)
+    with pytest.raises(UnavailableError, match=r"rank 0 \(on node0\): no provider cxi: fi_info"):
+        transport.agree(None, ranks, wanted, (0, 1), 0, 1, again=True)
+    assert ranks.asked == 0
 
 
 def test_all_ranks_have_the_same_provider_or_are_told_to() -> None:

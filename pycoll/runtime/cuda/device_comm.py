@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll import log
-from pycoll.bootstrap.control_loop import CLOSED, EXITED
+from pycoll.bootstrap.reasons import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
 from pycoll.runtime.cuda import gpudirect, multicast, reach, registration

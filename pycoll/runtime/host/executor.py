@@ -83,6 +83,8 @@ class HostExecutor:
         mapped = all(holds(array.address, array.nbytes) for array in request.views)
         by = plan.direct if mapped and plan.direct else plan.algorithm
         start = bound if request.copy is None else _copied(request, bound)
+        if not self.plans.lasts(request.call, options.algorithm):
+            start = self._again(request, options)
         pins = (self.works.owner(), request, plan)
         return Plan(
             self.engine,
@@ -94,6 +96,16 @@ class HostExecutor:
             options.timeout,
             pins,
         )
+
+    def _again(self, request: Request, options: CallOptions) -> Callable[[], Any]:
+        """Return what runs a call whose plan will be another one later."""
+
+        def start() -> Any:
+            _copy(request)
+            plan = self._plan(request, options)
+            return self.bound(plan, request.addresses, options.timeout, request.result)()
+
+        return start
 
     def listed(
         self, kind: CollectiveKind, pairs: Sequence[Pair], op: ReduceOp, options: CallOptions

@@ -82,9 +82,11 @@ def placement(places: Sequence[Locality], mapped: Sequence[int]) -> Placement:
         mapped: Of every rank, the bits of those with whom it shares memory; this holds both ways.
     """
     size = len(places)
-    nodes: list[int] = []  # bits
-    node_of = []
-    for rank in range(size):
+    full = (1 << size) - 1
+    alike = mapped.count(full) == size  # mostly; the rest takes a step for each
+    nodes = [full] if alike else []  # bits
+    node_of = [0] * size if alike else []
+    for rank in range(len(node_of), size):
         # Whoever is in a node shares memory with everyone in it.
         known = (n for n, node in enumerate(nodes) if not node & ~mapped[rank])
         number = next(known, len(nodes))
@@ -92,8 +94,11 @@ def placement(places: Sequence[Locality], mapped: Sequence[int]) -> Placement:
             nodes.append(0)
         nodes[number] |= 1 << rank
         node_of.append(number)
-    anywhere = {n for rank, n in enumerate(node_of) if places[rank].memory == NOWHERE}
-    pairs = [(n, 0 if n in anywhere else places[r].memory) for r, n in enumerate(node_of)]
+    memories = [place.memory for place in places]
+    anywhere = {n for n, memory in zip(node_of, memories, strict=True) if memory == NOWHERE}
+    pairs = [
+        (n, 0 if n in anywhere else memory) for n, memory in zip(node_of, memories, strict=True)
+    ]
     number_of = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
     levels = [Level("node", tuple(node_of))]
     if len(number_of) > len(nodes):

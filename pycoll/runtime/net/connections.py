@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 from pycoll import log
 from pycoll.bootstrap import Bootstrap
 from pycoll.bootstrap.connection import avoid_bbr
-from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.bootstrap.control_socket import keep_alive
+from pycoll.bootstrap.reasons import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError
 from pycoll.runtime.arenas import Arenas

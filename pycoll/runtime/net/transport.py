@@ -132,6 +132,7 @@ def agree(
     hosts: Sequence[int],
     memory: int | None,
     timeout: float,
+    again: bool = False,
 ) -> Reachability:
     """Open the network of a communicator whose ranks do not all share memory.
 
@@ -143,6 +144,8 @@ def agree(
         memory: Number of the NUMA node that this rank runs on, or -1; None: it has no remote
             peers.
         timeout: Seconds until a wait for another rank fails.
+        again: These ranks had it before: one that has it no more raises before the others hear of
+            it, who can go on without it.
 
     Raises:
         UnavailableError: Some rank has not what the settings ask for.
@@ -152,20 +155,24 @@ def agree(
         return Reachability(TCP)
     remote = memory is not None
     if wanted.transport == LIBFABRIC:
-        return _agree_libfabric(comm, bootstrap, wanted, hosts, remote, timeout)
+        return _agree_libfabric(comm, bootstrap, wanted, hosts, remote, timeout, again)
     mine = None if memory is None else _open(comm, wanted, memory, timeout)
     if mine and not mine.layer and wanted.transport != VERBS and providers.possible():
         place = _place(bootstrap, wanted, hosts)
         mine = mine._replace(provider=providers.fast(wanted.provider, place))
     if mine and mine.speeds:
         log.info("transport", "rank %d: RDMA ports %s", bootstrap.rank, ", ".join(mine.speeds))
+    if again:
+        alone = _alone(mine, bootstrap.rank, len(hosts))
+        if trouble := decide(alone, wanted.transport == VERBS, bootstrap.describe).trouble:
+            raise UnavailableError(trouble)
     blobs = bootstrap.allgather(mine.encode() if mine else b"", timeout)
     said = [Capability.parse(rank, blob) for rank, blob in enumerate(blobs)]
     verdict = decide(said, wanted.transport == VERBS, bootstrap.describe)
     if verdict.trouble:
         raise UnavailableError(verdict.trouble)
     if verdict.transport == LIBFABRIC:
-        return _agree_libfabric(comm, bootstrap, wanted, hosts, remote, timeout)
+        return _agree_libfabric(comm, bootstrap, wanted, hosts, remote, timeout, again)
     if verdict.transport == TCP and mine and mine.layer:
         bindings.comm_net(comm, "")
     if verdict.transport == TCP:
@@ -197,24 +204,32 @@ def _agree_libfabric(
     hosts: Sequence[int],
     remote: bool,
     timeout: float,
+    again: bool,
 ) -> Reachability:
     """Open this rank's endpoint of libfabric, and see whether all have one of the same provider."""
     mine = None
     if remote:
         mine = _endpoint(comm, wanted.provider, _place(bootstrap, wanted, hosts), timeout)
+    wants = "PYCOLL_TRANSPORT=libfabric wants one provider on all ranks: "
+    required, alone = wanted.transport == LIBFABRIC, _alone(mine, bootstrap.rank, len(hosts))
+    if again and required and (trouble := lacking(alone, bootstrap.describe)):
+        raise UnavailableError(f"{wants}{trouble}")
     blobs = bootstrap.allgather(mine.encode() if mine else b"", timeout)
     said = [Capability.parse(rank, blob) for rank, blob in enumerate(blobs)]
     if trouble := lacking(said, bootstrap.describe):
-        if wanted.transport == LIBFABRIC:
-            raise UnavailableError(
-                f"PYCOLL_TRANSPORT=libfabric wants one provider on all ranks: {trouble}"
-            )
+        if required:
+            raise UnavailableError(f"{wants}{trouble}")
         bindings.comm_net(comm, "")
         _fall_back(bootstrap, _by_tcp(trouble))
         return Reachability(TCP)
     names = {one.layer for one in said if one}
     _say(bootstrap, LIBFABRIC, f"all of them have opened provider {', '.join(names)}")
     return Reachability(LIBFABRIC, wire(said, hosts), all(one.provider for one in said if one))
+
+
+def _alone(mine: Capability | None, rank: int, size: int) -> list[Capability | None]:
+    """Return what all say, but of the others nothing."""
+    return [mine if other == rank else None for other in range(size)]
 
 
 def _place(bootstrap: Bootstrap, wanted: NetOptions, hosts: Sequence[int]) -> Place:

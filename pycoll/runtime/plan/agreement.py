@@ -27,6 +27,12 @@ class Agreement(NamedTuple):
     tuning: dict[str, Any] | None = None  #: what rank 0 found measured, as JSON
     selector: Selector | None = None
     unproved: bool = False  #: all ranks let through what takes too long to prove
+    given: str = ""  #: the name of the plug-in, or that it was a function
+
+    @property
+    def asked(self) -> Selector | str | None:
+        """What a rank gives that agrees on the same anew, with others."""
+        return self.selector if self.given == _FUNCTION else self.given or None
 
 
 def agree(
@@ -53,11 +59,13 @@ def agree(
                 f"selector is {theirs['selector'] or 'not given'} on rank {rank} and "
                 f"{wanted or 'not given'} on rank 0; give all ranks the same"
             )
-    chosen = selector if callable(selector) else _named(wanted)
-    return Agreement(said[0]["tuning"], chosen, all(theirs["unproved"] for theirs in said.values()))
+    chosen = selector if callable(selector) else plug_in(wanted)
+    unproved = all(theirs["unproved"] for theirs in said.values())
+    return Agreement(said[0]["tuning"], chosen, unproved, wanted)
 
 
-def _named(name: str) -> Selector | None:
+def plug_in(name: str) -> Selector | None:
+    """Return the selector of this name; UsageError if there is none."""
     if not name:
         return None
     from pycoll.cost import selector  # looks at what is installed, which is slow and rarely needed

@@ -26,6 +26,7 @@ from pycoll.runtime import room
 from pycoll.runtime.failure import TOLD
 from pycoll.runtime.native import bindings
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
+from pycoll.runtime.plan.earlier import SETTLED
 from pycoll.runtime.plan.geometry import Geometry, geometry
 from pycoll.runtime.plan.proof import Form, Proofs
 from pycoll.schedule import COLLECTIVES, Algorithm, NotDirect
@@ -106,6 +107,7 @@ class PlanCache:
         self._engine = engine
         self._target = target
         self._plans: dict[tuple[Call, Wanted], BoundPlan] = {}
+        self._first: set[tuple[Call, Wanted]] = set()  #: of the plans those that are not for good
         self._known: dict[tuple[Form, int], _Lowered] = {}  # by form and root
         self.proofs = proofs or Proofs(engine)
         self._rank, self._size = engine.world.rank, engine.world.size
@@ -128,15 +130,28 @@ class PlanCache:
             ScheduleError: The algorithm is not correct.
         """
         found = self._plans.get((call, wanted))
-        if found is not None:
+        if found is not None and not (self._first and self._superseded(call, wanted)):
             return found
         if len(self._plans) >= MAX_PLANS and not self._engine.calling():
             self.forget()  # else another thread may be inside a call of one: the next time
         made = self._plans[call, wanted] = self._make(call, wanted, timeout)
         plain = call == BARRIER or not (call.counts or call.pieces or call.purpose)
-        if plain and call.dtype.named:  # the arrays' lengths and formats say it all
+        # Then the arrays' lengths and formats say it all.
+        if plain and call.dtype.named and self.lasts(call, wanted):
             self._target.offer(call, wanted, made)
         return made
+
+    def lasts(self, call: Call, wanted: Wanted) -> bool:
+        """Tell whether the plan of a call is for good: `find` will not return another later."""
+        return (call, wanted) not in self._first
+
+    def _superseded(self, call: Call, wanted: Wanted) -> bool:
+        """Tell whether the next call runs what is best for the ranks that there are."""
+        return (call, wanted) in self._first and self._settled()
+
+    def _settled(self) -> bool:
+        # The number of a call is the same on all ranks, so all change over at the same call.
+        return self._engine.next_call() >= SETTLED
 
     def revoke(self, refuse: Callable[..., Any]) -> None:
         """Forget every plan: the engine closes."""
@@ -146,6 +161,7 @@ class PlanCache:
         """Forget every plan; none may be in use."""
         self._target.forget()
         self._plans.clear()
+        self._first.clear()
         self._known.clear()  # a native plan keeps its own
         self.proofs.forget()
 
@@ -165,9 +181,13 @@ class PlanCache:
         """Return this rank's Programs for a call, the choice with its tile, and the call's text."""
         without: tuple[str, ...] = ()
         while True:
-            choice, algorithm = self._target.selection.choose(call, wanted, timeout, without)
+            choice, algorithm, final = self._target.selection.choose(
+                call, wanted, timeout, without, first=not self._settled()
+            )
             try:
-                return self._lowered_as(choice, algorithm, call, wanted, timeout)
+                made = self._lowered_as(choice, algorithm, call, wanted, timeout)
+                (self._first.discard if final else self._first.add)((call, wanted))
+                return made
             except ScheduleError as error:
                 # The choice only estimates what a proof takes; all ranks hear that it is too much.
                 again = wanted is not None or algorithm.name in without

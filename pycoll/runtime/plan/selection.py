@@ -13,6 +13,7 @@ from pycoll.dtypes import FLOAT32, DType, ReduceOp
 from pycoll.errors import UsageError, counted, quoted
 from pycoll.runtime import room
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
+from pycoll.runtime.plan.earlier import Choices, Subject
 from pycoll.runtime.plan.once import Once, found_once
 from pycoll.runtime.plan.question import question
 from pycoll.schedule import COLLECTIVES, Algorithm
@@ -20,9 +21,9 @@ from pycoll.schedule import COLLECTIVES, Algorithm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pycoll.cost import Explanation
+    from pycoll.cost import Explanation, Question
     from pycoll.runtime.join import World
-    from pycoll.runtime.plan.agreement import Agreement
+    from pycoll.runtime.plan.agreement import Agreement, Selector
 
 
 RANKS_PER_CORE = 2  #: up to which each rank of a few chooses for itself
@@ -42,6 +43,7 @@ class Selection:
         device: What memory arrays lie in.
         direct: Whether all arrays of `empty` are reached by all ranks.
         switch: Says what NVLink's switch does for such arrays, by their dtype and the operator.
+        choices: What these ranks have inherited from a communicator that they have survived.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class Selection:
         device: str = "cpu",
         direct: bool = True,
         switch: Callable[[DType, ReduceOp], Switch] | None = None,
+        choices: Choices | None = None,
     ) -> None:
+        self.choices = choices or Choices()
         self._world = world
         self._once = once
         self._device = device
@@ -73,8 +77,9 @@ class Selection:
         wanted: Wanted,
         timeout: float | None = None,
         without: tuple[str, ...] = (),
-    ) -> tuple[Choice, Algorithm]:
-        """Return how a call is to run, after at most ``timeout`` seconds.
+        first: bool = False,
+    ) -> tuple[Choice, Algorithm, bool]:
+        """Return how a call is to run, after at most ``timeout`` seconds, and whether for good.
 
         Args:
             call: What all ranks ask for alike.
@@ -82,6 +87,7 @@ class Selection:
             timeout: Seconds to wait for the rank that chooses; None: the communicator's.
             without: Algorithms that have turned out to take too long to prove; who chooses one all
                 the same gets it.
+            first: What ran before will do, where these ranks were more.
 
         Raises:
             UsageError: There is no such algorithm, or it is for another collective.
@@ -98,15 +104,7 @@ class Selection:
             switch=self._switch(call.dtype, call.op),
         )
         own = self._selector if named is None else None  # an explicit wish needs no advice
-
-        def find() -> list[Any]:
-            c = self._served(choose(asked, tuning=self._tuning, selector=own))
-            return [c.algorithm, int(c.tile), bool(c.stream), c.direct, str(c.reason)]
-
-        # The placement is the communicator's, and long.
-        subject = "choice", asked._replace(placement=None), self._direct
-        found = find() if self._each_chooses else found_once(self._once, subject, find, timeout)
-        choice = Choice(*found)
+        final, choice = self._found(call, asked, own, first, timeout)
         algorithm = wanted
         if not isinstance(algorithm, Algorithm):
             algorithm = get(choice.algorithm, call.collective)
@@ -124,7 +122,44 @@ class Selection:
                 if preset is not None
                 else choice.reason or "by the selector",
             )
-        return choice, algorithm
+        return choice, algorithm, final
+
+    def _found(
+        self,
+        call: Call,
+        asked: Question,
+        selector: Selector | None,
+        first: bool,
+        timeout: float | None,
+    ) -> tuple[bool, Choice]:
+        """Return whether a choice is for good, and the choice; see `choose`."""
+        subject = Subject.of(asked, self._direct)
+        inherits = self.choices.inherits and self._selector is None
+        average = call.op is ReduceOp.AVG
+
+        def earlier() -> Choice | None:
+            return self.choices.find(subject, self._world, call.collective, average)
+
+        def find(final: bool) -> list[Any]:
+            c = None if final else earlier()
+            if c is None:
+                c, final = self._served(choose(asked, tuning=self._tuning, selector=selector)), True
+            return [final, c.algorithm, int(c.tile), bool(c.stream), c.direct, str(c.reason)]
+
+        def shared(final: bool) -> Any:
+            # The placement is the communicator's, and long.
+            key = "choice", asked._replace(placement=None), self._direct, final
+            return found_once(self._once, key, lambda: find(final), timeout)
+
+        final = not (first and inherits)
+        if not final and self.choices.alike and (choice := earlier()):
+            self.choices.note(subject, choice)
+            return False, choice
+        # What not all ranks know, one finds for all.
+        each = self._each_chooses and (final or self.choices.alike)
+        final, *found = find(True) if each else shared(final)
+        self.choices.note(subject, choice := Choice(*found))
+        return final, choice
 
     def explain(self, collective: str, nbytes: int) -> Explanation:
         """Return what `choose` chooses for a call of this length, and why."""
