@@ -551,10 +551,10 @@ struct pc_device_plan_options {
 
 struct pc_device_plan_shape { /* the choices made for a plan */
     uint32_t blocks;
-    uint32_t instances;
-    uint32_t packets; /* 1: by LL */
-    uint32_t direct;  /* 1: the direct form, for arrays of pc_device_comm_alloc */
-    uint32_t threads; /* of a block */
+    uint32_t instances; /* of each channel of the staged form */
+    uint32_t packets;   /* 1: by LL */
+    uint32_t direct;    /* instances of the direct form; 0: it has none */
+    uint32_t threads;   /* of a block */
     uint32_t reserved;
 };
 

@@ -156,9 +156,9 @@ enum pc_alike { PC_ALIKE_IN = 1, PC_ALIKE_OUT = 2 };
 struct pc_device_image {
     uint64_t nbytes; /* of the image, this header included */
     uint32_t nblocks;
-    uint32_t instances;
-    uint32_t plan; /* the plan's number in proxy FIFO entries */
-    uint32_t form; /* 1: has a direct form beside the staged one */
+    uint32_t instances[2]; /* of each form */
+    uint32_t plan;         /* the plan's number in proxy FIFO entries */
+    uint32_t form;         /* 1: has a direct form beside the staged one */
     struct pc_packages packages;
     uint64_t signature; /* the plan's */
     struct pc_host_control *control;

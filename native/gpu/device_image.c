@@ -174,26 +174,31 @@ static uint32_t tile_of(const struct builder *b)
     return longest < b->terms->tile ? (uint32_t)longest : b->terms->tile;
 }
 
-int pc__device_image_blocks(const struct pc_plan *plan, int form, uint32_t instances)
+int pc__device_image_blocks(const struct pc_plan *plan, int form, const uint32_t *instances)
 {
     uint32_t most = 0;
     for (int f = 0; f <= form; f++) {
-        struct builder b = begin(plan, f, instances);
-        if (b.program == NULL || instances == 0 || instances > PC_MAX_INSTANCES
-            || b.program->nchannels * instances > PC_MAX_BLOCKS)
+        struct builder b = begin(plan, f, instances[f]);
+        if (b.program == NULL || b.instances == 0 || b.instances > PC_MAX_INSTANCES
+            || b.program->nchannels * b.instances > PC_MAX_BLOCKS)
             return PC_INVALID;
-        if (b.program->nchannels * instances > most)
-            most = b.program->nchannels * instances;
+        if (b.program->nchannels * b.instances > most)
+            most = b.program->nchannels * b.instances;
     }
     return (int)most;
 }
 
-uint64_t pc__device_image_scratch(const struct pc_plan *plan, int form, uint32_t instances)
+static uint64_t scratch_of(const struct builder *b)
+{
+    return b->program ? (uint64_t)b->instances * b->program->nscratch * tile_of(b) : 0;
+}
+
+uint64_t pc__device_image_scratch(const struct pc_plan *plan, int form, const uint32_t *instances)
 {
     uint64_t most = 0;
     for (int f = 0; f <= form; f++) {
-        struct builder b = begin(plan, f, instances);
-        uint64_t nbytes = b.program ? (uint64_t)instances * b.program->nscratch * tile_of(&b) : 0;
+        struct builder b = begin(plan, f, instances[f]);
+        uint64_t nbytes = scratch_of(&b);
         most = nbytes > most ? nbytes : most;
     }
     return most;
@@ -225,9 +230,9 @@ static size_t lay_out(struct builder *b, uint32_t nblocks)
     return at;
 }
 
-size_t pc__device_image_bytes(const struct pc_plan *plan, int form, uint32_t instances)
+size_t pc__device_image_bytes(const struct pc_plan *plan, int form, const uint32_t *instances)
 {
-    struct builder b = begin(plan, form, instances);
+    struct builder b = begin(plan, form, instances[form]);
     int nblocks = pc__device_image_blocks(plan, form, instances);
     return nblocks > 0 ? lay_out(&b, (uint32_t)nblocks) : 0;
 }
@@ -454,13 +459,8 @@ static void write_places(const struct builder *b, uint32_t nblocks)
 
 static int check(const struct builder *b, uint32_t number)
 {
-    uint64_t scratch = pc__device_image_scratch(b->plan, b->form, b->instances), ntiles = 0;
+    uint64_t scratch = scratch_of(b), ntiles = 0;
     bool puts = false;
-    if (pc__device_image_blocks(b->plan, b->form, b->instances) < 0)
-        return pc__fail(b->error, PC_INVALID, -1,
-                        "image: %u instances of %u channels, want at most %u "
-                        "blocks",
-                        b->instances, b->program ? b->program->nchannels : 0, PC_MAX_BLOCKS);
     if (b->form != 0 && (b->edges->ipc_peers == 0 || b->edges->arrays == 0))
         return pc__fail(b->error, PC_UNMAPPABLE, -1, "image: the peers' heaps are not reached");
     if (b->packets && (!b->edges->packets || !pc__device_image_fits_ll(b->plan, b->instances)))
@@ -495,7 +495,8 @@ static uint64_t extent_bytes(const struct pc_plan *plan, struct pc_extent e)
     return e.count == 0 ? 0 : pc__extent_bytes(plan, e);
 }
 
-static void write_head(const struct builder *b, uint32_t number, size_t nbytes, uint32_t nblocks)
+static void write_head(const struct builder *b, const uint32_t *instances, uint32_t number,
+                       size_t nbytes, uint32_t nblocks)
 {
     const struct pc_plan *plan = b->plan;
     const struct pc_plan_spec *spec = &plan->spec;
@@ -505,7 +506,7 @@ static void write_head(const struct builder *b, uint32_t number, size_t nbytes, 
     *(struct pc_device_image *)b->copy = (struct pc_device_image){
         .nbytes = nbytes,
         .nblocks = nblocks,
-        .instances = b->instances,
+        .instances = {instances[0], b->form ? instances[1] : 0},
         .plan = number,
         .form = (uint32_t)b->form,
         .signature = b->terms->signature,
@@ -528,14 +529,18 @@ static void write_head(const struct builder *b, uint32_t number, size_t nbytes, 
     };
 }
 
-int pc__device_image_build(const struct pc_plan *plan, int form, uint32_t instances, bool packets,
-                           uint32_t number, const struct pc_device_fifos *edges, void *host_copy,
-                           uint64_t device_base, struct pc_error *error)
+int pc__device_image_build(const struct pc_plan *plan, int form, const uint32_t *instances,
+                           bool packets, uint32_t number, const struct pc_device_fifos *edges,
+                           void *host_copy, uint64_t device_base, struct pc_error *error)
 {
     int rc = PC_OK, nblocks = pc__device_image_blocks(plan, form, instances);
     struct pc_device_image *image = host_copy;
+    if (nblocks < 0)
+        return pc__fail(error, PC_INVALID, -1,
+                        "image: %u and %u instances, want at most %u blocks in each form",
+                        instances[0], form ? instances[1] : 0, PC_MAX_BLOCKS);
     for (int f = form; f >= 0 && rc == PC_OK; f--) {
-        struct builder b = begin(plan, f, instances);
+        struct builder b = begin(plan, f, instances[f]);
         b.packets = packets && f == 0;
         b.edges = edges;
         b.copy = host_copy;
@@ -547,13 +552,13 @@ int pc__device_image_build(const struct pc_plan *plan, int form, uint32_t instan
         size_t end = lay_out(&b, (uint32_t)nblocks);
         if (f == form) {
             memset(b.copy, 0, end);
-            write_head(&b, number, end, (uint32_t)nblocks);
+            write_head(&b, instances, number, end, (uint32_t)nblocks);
         }
         image->packages.at[f] = (char *)device(&b, package(&b, 0, 0));
         image->packages.nbytes[f] = (uint32_t)b.parts.end;
         write_places(&b, (uint32_t)nblocks);
         for (uint32_t c = 0; c < b.program->nchannels; c++)
-            for (uint32_t instance = 0; instance < instances && rc == PC_OK; instance++)
+            for (uint32_t instance = 0; instance < instances[f] && rc == PC_OK; instance++)
                 rc = write_block(&b, c, instance);
     }
     return rc;

@@ -27,22 +27,23 @@ struct pc_device_fifos {
 };
 
 /* `form`: 0: the staged form alone; 1: also the direct form, which runs when the arrays of all
- * ranks are reached. All ranks must pass the same.
+ * ranks are reached. `instances` has a number for each of these forms, as their Programs may differ
+ * in channels. All ranks must pass the same.
  *
- * The number of blocks of a launch with so many instances, or PC_INVALID. */
-int pc__device_image_blocks(const struct pc_plan *plan, int form, uint32_t instances);
+ * The number of blocks of a launch, those of the form that has more, or PC_INVALID. */
+int pc__device_image_blocks(const struct pc_plan *plan, int form, const uint32_t *instances);
 /* Bytes of scratch that the image needs. */
-uint64_t pc__device_image_scratch(const struct pc_plan *plan, int form, uint32_t instances);
-/* Whether every message of a call is short enough for LL. */
+uint64_t pc__device_image_scratch(const struct pc_plan *plan, int form, const uint32_t *instances);
+/* Whether every message of the staged form is short enough for LL. */
 bool pc__device_image_fits_ll(const struct pc_plan *plan, uint32_t instances);
 /* Bytes of the image; 0 when it cannot be built. */
-size_t pc__device_image_bytes(const struct pc_plan *plan, int form, uint32_t instances);
+size_t pc__device_image_bytes(const struct pc_plan *plan, int form, const uint32_t *instances);
 /* Builds in `host_copy` the bytes to be copied to `device_base`, a multiple of 64. `number`: the
  * plan's in proxy FIFO entries. OK, INVALID, or UNMAPPABLE when this form is not possible (LL to a
  * peer without slots for it, heaps that are not reached). */
-int pc__device_image_build(const struct pc_plan *plan, int form, uint32_t instances, bool packets,
-                           uint32_t number, const struct pc_device_fifos *edges, void *host_copy,
-                           uint64_t device_base, struct pc_error *error);
+int pc__device_image_build(const struct pc_plan *plan, int form, const uint32_t *instances,
+                           bool packets, uint32_t number, const struct pc_device_fifos *edges,
+                           void *host_copy, uint64_t device_base, struct pc_error *error);
 /* The parameter of a kernel, but for what differs from call to call; `image` is the host copy. */
 struct pc_kernel_args pc__device_image_args(const struct pc_device_image *image,
                                             uint64_t device_base);

@@ -24,19 +24,20 @@ static uint32_t instances_of(const struct pc_plan *plan, uint32_t channels, uint
     return wanted != 0 ? (uint32_t)wanted : 1;
 }
 
-/* The most channels of a Program of this rank. */
-static uint32_t channels_of(const struct pc_plan *plan, int form)
+/* The channels by which all ranks cut a form alike. */
+static uint32_t channels_of(const struct pc_program *form, const struct pc_device_plan_options *o)
 {
-    uint32_t staged = plan->staged->nchannels, direct = form ? plan->direct->nchannels : 0;
-    return staged > direct ? staged : direct;
+    return o->channels > form->nchannels ? o->channels : form->nchannels;
 }
 
-/* Decides instances and packets, by what all ranks know alike. */
+/* Decides instances and packets, by what all ranks know alike. The direct form has instances of its
+ * own: a Program of one channel beside a staged one of four would run in a quarter of the blocks.
+ */
 static void choose(const struct pc_device_comm *dc, const struct pc_plan *plan,
-                   const struct pc_device_plan_options *o, struct pc_device_plan_shape *shape)
+                   const struct pc_device_plan_options *o, bool direct,
+                   struct pc_device_plan_shape *shape)
 {
-    uint32_t channels = channels_of(plan, (int)shape->direct);
-    channels = o->channels > channels ? o->channels : channels;
+    uint32_t channels = channels_of(plan->staged, o);
     uint32_t blocks = o->blocks && o->blocks < PC_MAX_BLOCKS ? o->blocks : PC_MAX_BLOCKS;
     shape->instances = 1;
     if (!dc->whole) /* the edges of the host's memory are those of channels */
@@ -50,6 +51,9 @@ static void choose(const struct pc_device_comm *dc, const struct pc_plan *plan,
     }
     if (!shape->packets)
         shape->instances = instances_of(plan, channels, blocks, PC_BLOCK_BYTES);
+    if (direct)
+        shape->direct = instances_of(plan, channels_of(plan->direct, o), blocks,
+                                     shape->packets ? PC_LL_BLOCK_BYTES : PC_BLOCK_BYTES);
 }
 
 static uint32_t threads_of(const struct pc_device_comm *dc, uint32_t wanted)
@@ -76,9 +80,10 @@ static int make_scratch(struct pc_device_comm *dc, uint64_t nbytes)
     return PC_OK;
 }
 
-static int build(struct pc_device_comm *dc, struct pc_device_plan *p, uint32_t instances)
+static int build(struct pc_device_comm *dc, struct pc_device_plan *p)
 {
-    int form = (int)p->shape.direct;
+    int form = p->shape.direct != 0;
+    const uint32_t instances[2] = {p->shape.instances, p->shape.direct};
     int rc = make_scratch(dc, pc__device_image_scratch(p->plan, form, instances));
     size_t nbytes = pc__device_image_bytes(p->plan, form, instances);
     void *image = nbytes == 0 ? NULL : aligned_alloc(PC_CHUNK_UNIT, pc__page_up(nbytes));
@@ -90,6 +95,7 @@ static int build(struct pc_device_comm *dc, struct pc_device_plan *p, uint32_t i
         rc = pc__device_image_build(p->plan, form, instances, p->shape.packets, p->number,
                                     &dc->edges, image, p->image, dc->error);
     if (rc == PC_OK) {
+        p->shape.blocks = ((const struct pc_device_image *)image)->nblocks;
         p->args = pc__device_image_args(image, p->image);
         p->args.proxied = dc->proxied;
         rc = pc__device_comm_upload(dc, p->image, image, nbytes);
@@ -228,19 +234,11 @@ int pc_device_plan_create(struct pc_device_comm *dc, struct pc_plan *plan,
     p->function = options->function;
     dc->plans[p->number] = p;
     /* Equal on all ranks: so are their heaps, and the forms that they compile. */
-    int form = plan->direct != NULL && dc->whole && (dc->heap.bytes != 0 || dc->registration.on);
+    bool form = plan->direct != NULL && dc->whole && (dc->heap.bytes != 0 || dc->registration.on);
     p->registers = form && dc->registration.on && plan->nbytes > PC_LL_CALL_BYTES;
-    p->shape = (struct pc_device_plan_shape){.direct = (uint32_t)form,
-                                             .threads = threads_of(dc, options->threads)};
-    choose(dc, plan, options, &p->shape);
-    int blocks = pc__device_image_blocks(plan, form, p->shape.instances);
-    if (blocks < 0)
-        rc = pc__fail(dc->error, PC_INVALID, -1,
-                      "%u instances of %u channels, want at most %u blocks", p->shape.instances,
-                      channels_of(plan, form), PC_MAX_BLOCKS);
-    p->shape.blocks = blocks < 0 ? 0 : (uint32_t)blocks;
-    if (rc == PC_OK)
-        rc = build(dc, p, p->shape.instances);
+    p->shape = (struct pc_device_plan_shape){.threads = threads_of(dc, options->threads)};
+    choose(dc, plan, options, form, &p->shape);
+    rc = build(dc, p);
     if (rc == PC_OK) {
         *out = p;
     } else {

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pycoll
+from pycoll.cost import Choice, Question
 from pycoll.cost.kernel import LL, Kernel
 from pycoll.program.isa import HOST_DESTINATIONS, MAX_DESTINATIONS
 from pycoll.program.program import Program
@@ -55,6 +56,31 @@ def test_blocks_follow_from_the_length_as_the_model_has_it(name: str, channels: 
         got = shape.instances, shape.blocks, shape.packets
         assert got == (instances, instances * channels, protocol is LL), nbytes
     assert [shape.blocks for shape in found][-1] == 32
+
+
+@pytest.mark.parametrize(("nbytes", "staged", "direct"), [(256 * KIB, 4, 16), (1 << 20, 8, 32)])
+def test_the_direct_form_has_as_many_blocks_as_its_own_channels_allow(
+    nbytes: int, staged: int, direct: int
+) -> None:
+    """Beside a staged form of four channels it ran in a quarter of the blocks."""
+
+    def tree(asked: Question) -> Choice:
+        return Choice("double_binary_tree", 256 * KIB, False, "two_shot", "asked for")
+
+    def rank() -> tuple[int, int, int]:
+        with pycoll.init(timeout=60, selector=tree) as comm:
+            values = np.random.default_rng(comm.rank).integers(0, 99, nbytes // 4).astype("f4")
+            x, want = gpus.of(values), comm.allreduce(values.copy())
+            y = comm.empty(values.size, "float32", device="cuda")
+            gpus.host(y)[...] = values
+            shape = comm.plan("allreduce", x).shape
+            for array in (x, y):
+                comm.allreduce(array, async_op=True).synchronize()
+                assert (gpus.host(array) == want).all()
+            assert shape is not None
+            return shape.instances, shape.blocks, shape.direct_instances
+
+    assert gpus.ranks(2, rank) == [(staged, max(4 * staged, direct), direct)] * 2
 
 
 @pytest.mark.parametrize("most", [4, 5, 16])

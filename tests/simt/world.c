@@ -219,9 +219,10 @@ struct pc_device_image *world_image(struct world *w, uint32_t rank, const struct
         .multicast = t->multicast ? (uint64_t)(w->multicast - m->heap) : 0,
         .rounds = t->multicast > 1,
     };
-    void *image = zeros(pc__device_image_bytes(plan, form, t->instances));
+    const uint32_t instances[2] = {t->instances, t->instances};
+    void *image = zeros(pc__device_image_bytes(plan, form, instances));
     want(w, rank, "image",
-         pc__device_image_build(plan, form, t->instances, t->packets, 1, &edges, image,
+         pc__device_image_build(plan, form, instances, t->packets, 1, &edges, image,
                                 (uintptr_t)image, &error),
          &error);
     pc_plan_free(plan);
@@ -284,7 +285,7 @@ static uint32_t find(const struct pc_device_image *image, enum line_kind kind, u
                      struct pc_vm_instruction **found)
 {
     uint32_t count = 0;
-    for (uint32_t b = 0; b < image->nblocks; b += image->instances)
+    for (uint32_t b = 0; b < image->nblocks; b += image->instances[image->form])
         for (const struct pc_vm_instruction *i = image_block(image, image->form, b)->start;
              i != NULL; i++) {
             if (matches(i, kind) && count++ == n)

@@ -31,10 +31,11 @@ class Shape(NamedTuple):
     """What a plan became on the GPU."""
 
     blocks: int
-    instances: int
+    instances: int  #: of each channel of the staged form
     packets: bool  #: messages travel with their flags
     direct: bool  #: arrays of `device_comm_alloc` are read and written where they lie
     threads: int  #: of a block
+    direct_instances: int  #: of each channel of the form for such arrays; 0: there is none
 
     @property
     def protocol(self) -> str:
@@ -264,7 +265,7 @@ def device_plan_shape(plan: Any) -> Shape:
     """Return what a plan became."""
     s = ffi.new("struct pc_device_plan_shape *")
     lib.pc_device_plan_shape(plan, s)
-    return Shape(s.blocks, s.instances, bool(s.packets), bool(s.direct), s.threads)
+    return Shape(s.blocks, s.instances, bool(s.packets), bool(s.direct), s.threads, s.direct)
 
 
 def device_comm_launch(dc: Any, plan: Any, x: int, out: int, stream: int, timeout: float) -> int:
