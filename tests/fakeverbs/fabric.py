@@ -21,6 +21,8 @@ JITTER     microseconds by which each request may begin late, so that QPs overta
 LATE       microseconds that a receiver's memory lags behind: what was written before the last
            packet of a message with an immediate is seen so long after that packet, the last one
            first, and just before the message completes; 0
+OVERTAKE   microseconds that a READ of a GPU's memory waits, at most, until a receive has completed
+           that tells of what was written there behind it; 0
 SEED       of the jitter
 MEMLOCK    bytes that a process may register
 FAIL       create_qp:3,reg_mr:1 makes those calls fail with ENOMEM, counted from 1; reg_mr:3+ those

@@ -7,6 +7,9 @@
  * or when the process calls cuFlushGPUDirectRDMAWrites of that GPU. What is left when its region is
  * deregistered never lands. Nothing is kept back from a GPU that orders such writes itself.
  *
+ * With OVERTAKE a READ is answered only once a receive has completed that tells of what was written
+ * behind it: who takes such a READ for a flush of that is wrong each time, and not now and then.
+ *
  * A real NIC is one, however often it is opened; here a READ by one context lands what the same
  * context has written. And a real one's reads for what it sends would push the writes ahead, too:
  * these do not. Who relies on neither is right on both. */
@@ -220,6 +223,14 @@ static uint64_t land(struct fv_context *c, int gpu, uint64_t number, enum fv_cou
     if (landed)
         fv_count(c->fabric, c->port, how, landed);
     return landed;
+}
+
+bool fv_gpu_read_waits(struct fv_context *c, const struct fv_answer *read)
+{
+    if (read->due <= c->now || c->ntold > read->nheld)
+        return false;
+    fv_wake_at(c, read->due);
+    return true;
 }
 
 void fv_gpu_read(struct fv_context *c, const struct fv_mr *mr, uint64_t number)

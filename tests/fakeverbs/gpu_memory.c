@@ -222,6 +222,38 @@ static void gpu_order(void)
     close_all();
 }
 
+/* A READ that waits until a receive has told of what was written behind it, which it says nothing
+ * of; one that has told of what came before the READ does not end the wait. */
+static void gpu_overtaken(void)
+{
+    struct ibv_wc wc[2];
+    struct ibv_sge sge;
+    open_all();
+    open_loopback();
+    write_there(64);
+    struct ibv_send_wr *bad, wr = endpoint_wr(&b, IBV_WR_RDMA_READ, 1, &sge);
+    wr.wr.rdma.remote_addr = gpu;
+    wr.wr.rdma.rkey = region->rkey;
+    wr.send_flags = SIGNALED;
+    check(!ibv_post_send(of_itself, &wr, &bad), "ibv_post_send");
+    for (int i = 0; i < 10; i++) /* its NIC answers others, and would have answered this */
+        read_byte(&a, (uintptr_t)b.memory, b.mr->rkey);
+    nothing_more("of the read", &b);
+    memset(a.memory, 'y', 4096);
+    endpoint_receive(&b, 100, 0);
+    check(!endpoint_send(&a, IBV_WR_RDMA_WRITE_WITH_IMM, 1, 4096, SIGNALED), "posting");
+    done(&a);
+    check(endpoint_wait(&b, 2, wc) == 2, "two completions");
+    for (int i = 0; i < 2; i++)
+        check(wc[i].status == IBV_WC_SUCCESS, ibv_wc_status_str(wc[i].status));
+    printf("  first: %s", wc[0].opcode == IBV_WC_RDMA_READ ? "the read" : "what came behind it");
+    printf(", read: %c", all(64));
+    flush_by_driver();
+    printf(", flushed: %c\n", all(4096));
+    check(!ibv_destroy_qp(of_itself), "ibv_destroy_qp");
+    close_all();
+}
+
 /* What a SEND brings, and what a READ does, is written into memory, too. */
 static void gpu_scattered(void)
 {
@@ -328,9 +360,15 @@ static void gpu_freed(void)
 }
 
 const struct scenario gpu_scenarios[] = {
-    {"gpu_written", gpu_written},       {"gpu_order", gpu_order},
-    {"gpu_scattered", gpu_scattered},   {"gpu_source", gpu_source},
-    {"gpu_refusals", gpu_refusals},     {"gpu_dropped", gpu_dropped},
-    {"gpu_other_card", gpu_other_card}, {"gpu_late", gpu_late},
-    {"gpu_freed", gpu_freed},           {NULL, NULL},
+    {"gpu_written", gpu_written},
+    {"gpu_order", gpu_order},
+    {"gpu_scattered", gpu_scattered},
+    {"gpu_source", gpu_source},
+    {"gpu_refusals", gpu_refusals},
+    {"gpu_dropped", gpu_dropped},
+    {"gpu_other_card", gpu_other_card},
+    {"gpu_late", gpu_late},
+    {"gpu_freed", gpu_freed},
+    {"gpu_overtaken", gpu_overtaken},
+    {NULL, NULL},
 };

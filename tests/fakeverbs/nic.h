@@ -44,7 +44,7 @@ enum fv_like {
 enum fv_hold { FV_HOLD, FV_HOLD_A_WHILE, FV_HOLD_NOTHING };
 
 struct fv_options {
-    uint32_t host, devices, max_inline, jitter_us, late_us, mtu, srq_wr, max_cqe;
+    uint32_t host, devices, max_inline, jitter_us, late_us, overtake_us, mtu, srq_wr, max_cqe;
     uint64_t seed, memlock;
     enum fv_like like;
     enum fv_hold hold;
@@ -140,6 +140,7 @@ struct fv_answer {
     uint64_t addr;
     uint32_t rkey, total, sent;
     uint64_t nheld; /* of a read: how many writes into GPUs' memory came before it */
+    uint64_t due;   /* ns: of a read that others are to overtake, when it waits no more, or 0 */
 };
 
 struct fv_qp {
@@ -184,6 +185,7 @@ struct fv_qp {
     bool refused_sequence; /* said so already, of this gap */
     uint64_t addr;         /* of the message that is coming in */
     uint32_t landed;
+    uint64_t nheld;       /* of the context, behind the last packet of this QP that was held */
     struct fv_late *late; /* the latest first */
     struct fv_answer answers[FV_ANSWERS];
     uint32_t first_answer, nanswers;
@@ -213,6 +215,7 @@ struct fv_context {
     uint32_t nmrs, next_mr;
     struct fv_held *held, **held_end; /* the first first */
     uint64_t nheld;                   /* so far */
+    uint64_t ntold;                   /* behind the last that a completed receive has told of */
     struct fv_context *next;
     uint64_t free_at; /* ns: of a slowed device, when it can send again */
     struct fv_stray strays[64];
@@ -279,6 +282,8 @@ int fv_gpu_by_dmabuf(struct fv_mr *mr, int fd, uint64_t offset, size_t nbytes);
 void fv_gpu_unmap(struct fv_mr *mr);
 /* What the NIC writes, into memory of whomever; what waits for a flush of a GPU's is kept. */
 void fv_write(struct fv_context *c, const struct fv_mr *mr, char *to, const char *from, uint32_t n);
+/* Whether a READ waits for something behind it to be told of first, as OVERTAKE has it. */
+bool fv_gpu_read_waits(struct fv_context *c, const struct fv_answer *read);
 /* A READ of this region is answered: what was written into that GPU before it lands. */
 void fv_gpu_read(struct fv_context *c, const struct fv_mr *mr, uint64_t nheld);
 bool fv_gpu_turn(struct fv_context *c); /* what lands by itself */

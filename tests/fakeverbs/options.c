@@ -82,6 +82,7 @@ __attribute__((constructor)) static void read_options(void)
     o->max_inline = (uint32_t)number("FAKEVERBS_INLINE", 512, 4096);
     o->jitter_us = (uint32_t)number("FAKEVERBS_JITTER", 0, 1000000);
     o->late_us = (uint32_t)number("FAKEVERBS_LATE", 0, 1000000);
+    o->overtake_us = (uint32_t)number("FAKEVERBS_OVERTAKE", 0, 5000000);
     o->seed = number("FAKEVERBS_SEED", 1, UINT64_MAX);
     o->srq_wr = (uint32_t)number("FAKEVERBS_SRQ", 32767, 32767);
     o->max_cqe = (uint32_t)number("FAKEVERBS_CQE", FV_MAX_CQE, FV_MAX_CQE);

@@ -115,6 +115,7 @@ static bool land(struct fv_qp *qp, const struct fv_packet *packet, const char *p
     struct fv_context *c = qp->context;
     const struct fv_receive *r = NULL;
     bool send = packet->kind == FV_SEND, consumes = send || (packet->flags & FV_IMM);
+    uint64_t nheld = c->nheld;
     if (consumes && !(r = receive_of(qp))) {
         fv_count(c->fabric, c->port, FV_RNR, 1);
         answer(qp, (struct fv_answer){.kind = FV_ACK, .code = FV_NAK_RNR, .psn = packet->psn});
@@ -155,10 +156,16 @@ static bool land(struct fv_qp *qp, const struct fv_packet *packet, const char *p
             fv_write(c, mr, memory + qp->landed, payload, packet->length);
     }
     qp->landed += packet->length;
-    if (consumes && (packet->flags & FV_LAST)) {
+    bool tells = consumes && (packet->flags & FV_LAST);
+    if (tells)
         land_all(qp);
-        received(qp, packet, r, IBV_WC_SUCCESS);
-    }
+    if (c->nheld != nheld)
+        qp->nheld = c->nheld;
+    if (!tells)
+        return true;
+    received(qp, packet, r, IBV_WC_SUCCESS);
+    if (qp->nheld > c->ntold)
+        c->ntold = qp->nheld;
     return true;
 }
 
@@ -177,14 +184,16 @@ static void read_request(struct fv_qp *qp, const struct fv_packet *packet)
         refuse(qp, packet, FV_NAK_ACCESS);
         return;
     }
-    if (mr && mr->gpu >= 0)
+    bool of_gpu = mr && mr->gpu >= 0;
+    if (of_gpu)
         fv_count(c->fabric, c->port, FV_GPU_READS, 1);
     answer(qp, (struct fv_answer){.kind = FV_READ_RESPONSE,
                                   .psn = packet->psn,
                                   .addr = packet->addr,
                                   .rkey = packet->rkey,
                                   .total = packet->total,
-                                  .nheld = c->nheld});
+                                  .nheld = c->nheld,
+                                  .due = of_gpu ? c->now + fv_options.overtake_us * 1000ull : 0});
 }
 
 void fv_responder_request(struct fv_qp *qp, const struct fv_packet *packet, const char *payload)
@@ -232,6 +241,8 @@ static enum fv_route send_answer(struct fv_qp *qp, struct fv_answer *a)
         fv_wake_at(c, c->free_at);
         return FV_BUSY;
     }
+    if (read && fv_gpu_read_waits(c, a))
+        return FV_BUSY;
     if (read && n
         && !(mr = fv_remote(c, qp->base.pd, a->rkey, a->addr + a->sent, n, IBV_ACCESS_REMOTE_READ,
                             &memory))) {

@@ -141,6 +141,16 @@ def test_memory_that_lags_behind_waits_for_its_flush_as_well(fabric: Fabric) -> 
     assert said == ["told: o, later: o, flushed: x"]
 
 
+def test_a_read_that_is_overtaken_says_nothing_of_what_came_behind_it(fabric: Fabric) -> None:
+    said = drive(fabric, "gpu_overtaken", overtake=5_000_000)
+    assert said == ["of the read: 0 more", "first: what came behind it, read: x, flushed: y"]
+
+
+def test_a_read_that_nothing_overtakes_is_answered_in_the_end(fabric: Fabric) -> None:
+    said = drive(fabric, "gpu_written", overtake=1000, env={"FLUSH": "read"})
+    assert said == ["told: o, later: o, flushed: x"]
+
+
 @BOTH
 def test_a_gpu_is_read_and_never_inlined(fabric: Fabric, way: str) -> None:
     said = drive(fabric, "gpu_source", peermem=1, jitter=300, env={"WAY": way})
