@@ -5,13 +5,15 @@ Both stand-ins play the machine: what a NIC writes into memory of a GPU is seen 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import re
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import fakecuda
 import gpus
@@ -197,52 +199,112 @@ def test_why_it_is_staged(
             assert re.fullmatch(before + why, found), found
 
 
-def stream_calls(seconds: float) -> tuple[int, verbs.NetState]:
-    """Be a rank: all-reduces of a length that goes by all rails, for a while; all are checked."""
+class Meeting:
+    """What ranks, which are forked, and a thread of the test beside them tell each other."""
+
+    def __init__(self, ranks: int) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.ranks = ranks
+        self.up = fork.Semaphore(0)  #: each rank's first call has ended: it is connected
+        self.enough = fork.Semaphore(0)  #: a rank has seen what it is to see
+        self.calm = fork.Event()  #: the thread does no more
+        self.ended = threading.Event()  #: the ranks are gone, however that was
+
+    def all(self, said: Any) -> bool:
+        """Wait until each rank has said it; False: they are gone."""
+        return all(self._one(said) for _ in range(self.ranks))
+
+    def _one(self, said: Any) -> bool:
+        while not said.acquire(timeout=0.1):
+            if self.ended.is_set():
+                return False
+        return True
+
+    @contextmanager
+    def beside(self, trouble: Callable[[], None]) -> Iterator[None]:
+        """Have a thread do something to the network, from when all ranks are up."""
+        thread = threading.Thread(target=lambda: self.all(self.up) and trouble())
+        thread.start()
+        try:
+            yield
+        finally:
+            self.ended.set()
+            thread.join()
+
+
+class Called(NamedTuple):
+    """What a rank knows of its calls."""
+
+    calls: int
+    gpudirect: str
+    seen: verbs.NetState
+
+
+def stream_calls(
+    more: Callable[[verbs.NetState], bool], first: Callable[[], object] = lambda: None
+) -> Called:
+    """Be a rank: all-reduces of a length that goes by all rails; all are checked.
+
+    Args:
+        more: Whether this rank wants more calls; there are some until none does.
+        first: Called when the first of them has ended.
+    """
     with pycoll.init() as comm:
         stream = fakecuda.Stream()
         rows = np.random.default_rng(7).integers(-99, 99, (comm.size, 300_000)).astype("i4")
-        x, more, calls = gpus.of(rows[comm.rank]), gpus.of(np.ones(1, "i4")), 0
-        until = time.monotonic() + seconds
-        while more.host[0]:
+        x, wish, calls = gpus.of(rows[comm.rank]), gpus.of(np.ones(1, "i4")), 0
+        while wish.host[0]:
             x.host[:] = rows[comm.rank]
-            more.host[0] = time.monotonic() < until  # only rank 0's counts
+            wish.host[0] = calls == 0 or more(state(comm))
             with comm.on_stream(stream):
                 summed = comm.allreduce(x, async_op=True)
-                told = comm.broadcast(more, root=0, async_op=True)
+                told = comm.allreduce(wish, op="max", async_op=True)
             summed.synchronize()
             told.synchronize()
             np.testing.assert_array_equal(x.host, rows.sum(0))
             calls += 1
-        return calls, state(comm)
+            if calls == 1:
+                first()
+        return Called(calls, comm.cuda().gpudirect, state(comm))
 
 
 @pytest.mark.parametrize("way", ["ordered", "read", "driver"])
 def test_rails_fail_and_come_back(cluster: Any, way: str) -> None:
-    gpu, card, _ = WAYS[way]
-    ended = threading.Event()
+    gpu, card, said = WAYS[way]
+    meeting = Meeting(2)
+
+    def rank() -> Called:
+        told = False
+
+        def more(seen: verbs.NetState) -> bool:
+            nonlocal told
+            if not told and seen.failures and seen.revivals:
+                told = True
+                meeting.enough.release()
+            return not meeting.calm.is_set() or seen.live < seen.connections
+
+        return stream_calls(more, meeting.up.release)
 
     def trouble() -> None:
+        seen = threading.Event()
+        watch = threading.Thread(target=lambda: meeting.all(meeting.enough) and seen.set())
+        watch.start()
         turn = 0
-        while not ended.wait(0.4):
+        while not meeting.ended.wait(0.4) and (turn < 8 or not seen.is_set()):
             device = f"{turn % 2}/fake{turn // 2 % 2}"
             cluster.fabric.down(device)
-            ended.wait(0.3)
+            meeting.ended.wait(0.3)
             cluster.fabric.up(device)
             turn += 1
+        meeting.calm.set()
+        watch.join()
 
-    thread = threading.Thread(target=trouble)
-    thread.start()
     env = {"PYCOLL_VERBS": "timeout=8,retry=1"}
-    try:
-        found = cluster.run(
-            [0, 1], stream_calls, 6.0, gpu=gpu, card={**card, "devices": 2}, env=env
-        )
-    finally:
-        ended.set()
-        thread.join()
-    for calls, seen in found:
-        assert calls > 0
+    with meeting.beside(trouble):
+        found = cluster.run([0, 1], rank, gpu=gpu, card={**card, "devices": 2}, env=env)
+    assert found[0].calls == found[1].calls
+    for _, told, seen in found:
+        assert told == said
         assert seen.failures > 0
         assert seen.revivals > 0
         assert unstaged(seen)
@@ -251,29 +313,24 @@ def test_rails_fail_and_come_back(cluster: Any, way: str) -> None:
 @pytest.mark.parametrize("cut", ["for a while", "for good"])
 def test_a_rail_that_cannot_flush(cluster: Any, cut: str) -> None:
     """Its own reads are lost, all else passes: what came waits; in the end its sender is lost."""
+    meeting = Meeting(2)
 
     def rank() -> str:
         try:
-            return str(stream_calls(8.0)[0])
+            return str(stream_calls(lambda _: not meeting.calm.is_set(), meeting.up.release).calls)
         except PeerLostError as error:
             return str(error)
 
     def trouble() -> None:
-        ended.wait(3)
         cluster.fabric.cut("1/fake0", "1/fake0")
         if cut == "for a while":
-            ended.wait(1)
+            meeting.ended.wait(1)
             cluster.fabric.heal("1/fake0", "1/fake0")
+            meeting.calm.set()
 
-    ended = threading.Event()
-    thread = threading.Thread(target=trouble)
-    thread.start()
     env = {"PYCOLL_VERBS": "timeout=8,retry=1"}
-    try:
+    with meeting.beside(trouble):
         found = cluster.run([0, 1], rank, gpu=WAYS["read"][0], card={"devices": 2}, env=env)
-    finally:
-        ended.set()
-        thread.join()
     if cut == "for a while":
         assert found[0] == found[1]
         assert int(found[0]) > 0
