@@ -55,6 +55,14 @@ static int make_pair(struct pc_verbs_net *w, uint32_t rail, struct pc_error *err
     return PC_OK;
 }
 
+/* Whether a queue pair could not be made because the port is down, or was a moment ago; the
+ * addresses of an Ethernet port come and go with its interface. */
+static bool is_down(const struct pc_ib_device *rail, const struct pc_error *error)
+{
+    return error->errnum == ENETDOWN || error->errnum == EADDRNOTAVAIL
+           || !pc__ib_device_active(rail);
+}
+
 static int open_rail(struct pc_verbs_net *w, uint32_t rail, struct pc_error *error)
 {
     struct pc_gpu_rail *g = &w->gpu[rail];
@@ -65,7 +73,10 @@ static int open_rail(struct pc_verbs_net *w, uint32_t rail, struct pc_error *err
     if (g->into == NULL)
         return pc__ib_device_refused(&w->rails[rail], "ibv_reg_mr", PC_PAGE, error);
     w->base.state.regions++;
-    return make_pair(w, rail, error);
+    int rc = make_pair(w, rail, error);
+    /* Nothing comes by a port that is down. Once something has, `begin_read` makes the pair; to
+     * stage for this would be for good. */
+    return rc != PC_OK && is_down(&w->rails[rail], error) ? PC_OK : rc;
 }
 
 int pc__verbs_register_gpu(struct pc_net *net, struct pc_error *error)

@@ -24,6 +24,8 @@ from killed import until_one_is_killed
 
 import pycoll
 from pycoll import CollectiveTimeout, Communicator, PeerLostError, PycollError, UnavailableError
+from pycoll.bootstrap import job
+from pycoll.runtime.cuda import device_comm
 from pycoll.runtime.native import verbs
 
 #: How a NIC reaches a GPU's memory, and what makes its writes visible: options of the stand-ins for
@@ -308,6 +310,34 @@ def test_rails_fail_and_come_back(cluster: Any, way: str) -> None:
         assert seen.failures > 0
         assert seen.revivals > 0
         assert unstaged(seen)
+
+
+@pytest.mark.parametrize("way", ["ordered", "read", "driver"])
+def test_a_rail_that_is_down_as_memory_is_registered(cluster: Any, way: str) -> None:
+    """It carries data from GPU to GPU once it is up, as if it had been."""
+    gpu, card, said = WAYS[way]
+
+    def rank() -> Called:
+        place = job.current()
+        assert place is not None
+        mine, register = f"{place.rank}/fake0", device_comm.gpudirect.register
+
+        def while_down(*given: Any) -> Any:
+            cluster.fabric.down(mine)
+            found = register(*given)
+            cluster.fabric.up(mine)
+            return found
+
+        device_comm.gpudirect.register = while_down
+        return stream_calls(lambda seen: not all(seen.bytes[:2]))
+
+    found = cluster.run([0, 1], rank, gpu=gpu, card={**card, "devices": 2})
+    for _, told, seen in found:
+        assert told == said
+        assert unstaged(seen)
+        assert (seen.gpu_flushes == 0) == (way == "ordered")
+    reads = [cluster.fabric.counts(f"{host}/fake0")["gpu_reads"] for host in (0, 1)]
+    assert all(reads) == any(reads) == (way == "read")
 
 
 @pytest.mark.parametrize("cut", ["for a while", "for good"])
