@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import sys
+import time
+import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fakecuda
 import numpy as np
@@ -19,12 +24,14 @@ from copies_cases import given, several
 from pycoll import overlap
 from pycoll.errors import (
     BrokenError,
+    ClosedError,
     CollectiveTimeout,
     MismatchError,
     PycollError,
     UnavailableError,
     UsageError,
 )
+from pycoll.runtime.cuda import copies as engine
 from pycoll.runtime.cuda.stream import Event
 from pycoll.runtime.native import cuda
 
@@ -195,6 +202,48 @@ def test_after_a_failure_nothing_stays_taken(how: str, closed: bool) -> None:
     assert fakecuda.remarks() == []
 
 
+#: The first copy of a call fails; and so does the event behind what there is of the call.
+PART, UNWATCHED = "cuMemcpyAsync:1", "cuMemcpyAsync:1,cuEventRecord:2"
+
+
+def fails_in_part(comm: Any, copies: Any, pool: Any, how: str, gate: int = 0) -> None:
+    """Have rank 0 enqueue a part of a call; in a frame that is gone when this returns.
+
+    Args:
+        comm: The ranks.
+        copies: Their copy engine.
+        pool: Memory, and the stream.
+        how: What the driver refuses.
+        gate: Address of a word that the stream waits for before it comes to the call.
+    """
+    out, x = copies.empty(20), pool.array(given(comm.rank, 0, 10, "float32"))
+    comm.barrier()
+    if comm.rank == 0:
+        if gate:
+            cuda.stream_wait64(0, pool.stream, gate, 1)
+        fakecuda.fail(how)
+        with pytest.raises(PycollError, match="cuMemcpyAsync"):
+            copies.allgather(x, out, pool.stream)
+    comm.barrier()
+
+
+def test_what_was_enqueued_in_part_is_waited_for() -> None:
+    kernels.take_any()
+
+    def rank(comm: Any) -> None:
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        comm.cuda(0)
+        copies = overlap.copy_engine(comm, 1 << 16)
+        fails_in_part(comm, copies, pool, PART)
+        copies.close()
+        assert cuda.stream_query(0, pool.stream)
+
+    together.spawn(rank, 2)
+    assert allocated() == (0, 0)
+
+
 def test_what_was_enqueued_in_part_keeps_the_windows_of_the_others() -> None:
     """It may still write there: nobody knows."""
     kernels.take_any()
@@ -205,17 +254,118 @@ def test_what_was_enqueued_in_part_keeps_the_windows_of_the_others() -> None:
         pool = Pool(0, 1 << 20)
         comm.cuda(0)
         copies = overlap.copy_engine(comm, 1 << 16)
-        out, x = copies.empty(20), pool.array(given(comm.rank, 0, 10, "float32"))
-        comm.barrier()
-        if comm.rank == 0:
-            fakecuda.fail("cuMemcpyAsync:1")
-            with pytest.raises(PycollError):
-                copies.allgather(x, out, pool.stream)
-        comm.barrier()
+        fails_in_part(comm, copies, pool, UNWATCHED)
         copies.close()
 
     together.spawn(rank, 2)
     assert allocated()[0] == 2
+
+
+def test_what_was_enqueued_in_part_keeps_its_own_words() -> None:
+    """The stream comes to them when the engine is closed, and nobody has it any more."""
+    kernels.take_any()
+
+    def rank(comm: Any) -> None:
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        comm.cuda(0)
+        copies = overlap.copy_engine(comm, 1 << 16)
+        gone = weakref.ref(copies)
+        host, gate = cuda.host_alloc(0, 4096)
+        fails_in_part(comm, copies, pool, UNWATCHED, gate)
+        copies.close()
+        del copies
+        until = time.monotonic() + 60
+        while gone() is not None and time.monotonic() < until:  # its thread ends, too
+            gc.collect()
+            time.sleep(0)
+        found = gone() is not None
+        ctypes.c_uint64.from_address(host).value = 1
+        cuda.stream_wait(0, pool.stream)
+        assert not found
+        comm.barrier()
+        cuda.host_free(0, host)
+
+    together.spawn(rank, 2)
+
+
+def test_a_wait_that_was_enqueued_in_part_keeps_its_words() -> None:
+    """And no window."""
+    kernels.take_any()
+
+    def rank(comm: Any) -> None:
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        comm.cuda(0)
+        other = cuda.stream(0)
+        copies = overlap.copy_engine(comm, 1 << 16)
+        out, x = copies.empty(20), pool.array(given(comm.rank, 0, 10, "float32"))
+        copies.allgather(x, out, pool.stream)
+        copies.synchronize()
+        comm.barrier()
+        if comm.rank == 0:
+            fakecuda.fail("cuEventRecord:1")
+            with pytest.raises(PycollError, match="cuEventRecord"):
+                copies.wait(1, 0, other)
+        comm.barrier()
+        copies.close()
+        cuda.stream_wait(0, other)
+        cuda.stream_free(0, other)
+
+    together.spawn(rank, 2)
+    assert allocated() == (0, 1)
+
+
+def test_a_call_that_is_interrupted_ends() -> None:
+    kernels.take_any()
+
+    def rank(comm: Any) -> None:
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        comm.cuda(0)
+        copies = overlap.copy_engine(comm, 1 << 16)
+        out, x = copies.empty(10), pool.array(given(0, 0, 10, "float32"))
+        with (
+            mock.patch.object(cuda, "copy", side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            copies.allgather(x, out, pool.stream)
+        with pytest.raises(BrokenError, match="was enqueued in part: KeyboardInterrupt"):
+            copies.synchronize()
+        copies.close()
+
+    together.spawn(rank, 1)
+    assert allocated() == (0, 0)
+
+
+def test_a_call_whose_engine_is_closed_meanwhile_is_refused() -> None:
+    """Nothing of it is enqueued: the window is gone."""
+    kernels.take_any()
+
+    def rank(comm: Any) -> None:
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        comm.cuda(0)
+        copies = overlap.copy_engine(comm, 1 << 16)
+        out, x = copies.empty(10), pool.array(given(0, 0, 10, "float32"))
+
+        def event(*args: int) -> Event:
+            copies.close()
+            return Event(*args)
+
+        with (
+            mock.patch.object(engine, "Event", event),
+            mock.patch.object(cuda, "copy", side_effect=AssertionError("a copy")),
+            pytest.raises(ClosedError, match="CopyEngine: it is closed"),
+        ):
+            copies.allgather(x, out, pool.stream)
+
+    together.spawn(rank, 1)
+    assert allocated() == (0, 0)
 
 
 def test_ranks_that_call_different_things_hear_so() -> None:

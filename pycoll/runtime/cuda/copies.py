@@ -19,6 +19,7 @@ the driver: to enqueue may wait for room, which there is when the waits have end
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import mmap
 import os
@@ -88,6 +89,27 @@ class Arrived(NamedTuple):
     tiles: int  #: of the call
 
 
+def _mapped(fd: int, nbytes: int) -> mmap.mmap:
+    """Map a file until `_unmapped`: it stays mapped when Python has no reference any more.
+
+    The address is in what is enqueued on streams. Where it is not known that this has ended, the
+    memory must stay until the process ends, as a window does.
+    """
+    made = mmap.mmap(fd, nbytes)
+    # A list of them would be cleared as the interpreter ends, while streams may still run.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+    return made
+
+
+def _unmapped(made: mmap.mmap) -> None:
+    made.close()
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))
+
+
+def _in_part(what: str, error: BaseException) -> BrokenError:
+    return BrokenError(f"{what} was enqueued in part: {str(error) or type(error).__name__}")
+
+
 class _Call:
     """One that is enqueued.
 
@@ -140,7 +162,8 @@ class CopyEngine:
         self._watcher: threading.Thread | None = None
         self._error: PycollError | None = None
         self._number, self._closed = 0, False
-        self._loose = False  #: what was enqueued in part may still write
+        self._loose = False  #: what is enqueued may write to windows and words after the end
+        self._unwatched = False  #: a stream may still wait for a word, and nobody knows
         self._digest = 0  #: of what has been called, and where that goes
         self._base = self._tiles = 0  #: the counts before the last call, and what it adds
         self.stream = 0  #: CUDA's handle of its own stream, on which nothing is put by itself
@@ -216,7 +239,7 @@ class CopyEngine:
     def _open_words(self, path: str) -> None:
         fd = os.open(path, os.O_RDWR)
         try:
-            self._map = mmap.mmap(fd, self._words_bytes)
+            self._map = _mapped(fd, self._words_bytes)
         finally:
             os.close(fd)
         self._words = np.frombuffer(self._map, np.uint64)
@@ -413,9 +436,10 @@ class CopyEngine:
         try:
             cuda.stream_wait64(self.device, on, at.address, at.base + tile + 1)
             behind = Event(self.device, on)
-        except PycollError as error:  # what may wait there is not known
+        except BaseException as error:  # what may wait there is not known
             with self._moved:
-                self._fail(BrokenError(f"CopyEngine.wait was enqueued in part: {error}"))
+                self._unwatched = True
+                self._fail(_in_part("CopyEngine.wait", error))
                 self._moved.notify_all()
             raise
         with self._moved:
@@ -472,6 +496,7 @@ class CopyEngine:
             call = _Call(self._number, text, place, self._digest, begin, self.timeout)
             self._base, self._tiles = self._base + self._tiles, tiles
             with self._moved:
+                self._require_open()
                 self._raise_known()  # this rank may have said that it writes no more
                 self._calls.append(call)
                 self._watch()
@@ -479,11 +504,23 @@ class CopyEngine:
                 self._fill(call, copies, cuts, on)
                 self._order = Event(self.device, on)
                 call.end = self._order
-            except PycollError as error:
-                call.dropped = self._loose = True
-                with self._moved:
-                    self._fail(BrokenError(f"{text} was enqueued in part: {error}"))
+            except BaseException as error:  # an interrupt, too: calls without an end hang `close`
+                self._drop(call, on, error)
                 raise
+
+    def _drop(self, call: _Call, on: int, error: BaseException) -> None:
+        """Fail because of a call that is enqueued in part, and will never be as a whole."""
+        behind = None
+        with contextlib.suppress(PycollError):
+            behind = Event(self.device, on)  # what there is of the call ends before this
+        with self._moved:
+            self._fail(_in_part(call.text, error))
+            call.end = behind
+            # At once with the error: a watching thread that finds the call gone says that this
+            # rank is quiet, unless it is loose.
+            call.dropped = behind is None
+            self._loose = self._loose or call.dropped
+            self._moved.notify_all()
 
     def _refuse_capture(self, who: str, on: int) -> None:
         if cuda.capturing(self.device, on)[0] != cuda.NO_CAPTURE:
@@ -636,22 +673,26 @@ class CopyEngine:
             PycollError: What one has ended with.
         """
         with self._moved:
-            while self._calls or self._waits:
-                self._moved.wait()
+            self._settle()
         self.check()
+
+    def _settle(self) -> None:
+        while self._calls or self._waits:
+            self._moved.wait()
 
     def close(self) -> None:
         """Wait until every call has ended, and give the memory back; all ranks call it.
 
-        After a failure no rank waits for long: what a peer may still write to stays taken, and that
-        is nothing unless a call was enqueued in part, or a rank neither closes nor hears of it.
+        After a failure no rank waits for long for another: what may still be written to stays
+        taken, and that is nothing unless the driver does not tell when what was enqueued in part
+        has ended, or a rank neither closes nor hears of it.
         """
         if self._closed:
             return
-        with contextlib.suppress(PycollError):
-            self.synchronize()
         with self._moved:
-            self._closed = True
+            self._settle()
+            self._hear()
+            self._closed = True  # before anybody enqueues another, which would outlive the words
             self._moved.notify_all()
         try:
             if self._error is not None:
@@ -691,12 +732,16 @@ class CopyEngine:
         """Give back, after a failure, what no other rank touches any more."""
         with contextlib.suppress(PycollError):
             self._free_stream()
-        if self._words is None or self._loose:
+        if self._words is None:
+            return
+        self._release_waits()
+        if self._loose:
             return
         self._words[self._quiet(self._rank)] = 1
         until = time.monotonic() + _GRACE
         while not (alone := self._untouched()) and time.monotonic() < until:
             time.sleep(_PAUSE)
+        self._release_waits()  # once more: where all are quiet no word of theirs undoes this
         with contextlib.suppress(PycollError):
             self._unmap()
             if alone:
@@ -728,12 +773,14 @@ class CopyEngine:
         if self._window:
             cuda.free(self.device, self._window)
             self._window = 0
+        if self._unwatched:
+            return
         if self._at:
             cuda.host_unregister(self.device, int(self._words.ctypes.data))
             self._at = 0
         self._words = None
         if self._map is not None:
-            self._map.close()
+            _unmapped(self._map)
             self._map = None
 
     def __enter__(self) -> CopyEngine:
