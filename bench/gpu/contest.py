@@ -45,7 +45,7 @@ class Library(Protocol):
         """
 
     def ran(self) -> dict[str, Any]:
-        """Return what the last bound call runs as, by the words of a row; what is known of it."""
+        """Return what the last bound call has run as, by the words of a row, as far as is known."""
 
 
 class Ranks(Protocol):
@@ -62,7 +62,6 @@ class Contestant:
     library: Library
     call: Callable[[], object]
     graph: Graph | None
-    ran: dict[str, Any]
     replays: int = 1
     wrong: int = 0
     samples: list[float] | None = None
@@ -145,14 +144,14 @@ class Contest:
         self.ranks.gather(0.0)
         call()  # connections are made, kernels are loaded
         cuda.stream_wait(self._device, self.stream)
-        ran, graph = library.ran(), None
+        graph = None
         self.ranks.gather(0.0)
         if mode == "graph":
             graph = Graph(self._driver, self.stream)
             with graph.capture():
                 for _ in range(IN_GRAPH):
                     call()
-        return Contestant(library, call, graph, ran, samples=[])
+        return Contestant(library, call, graph, samples=[])
 
     def _calibrate(self, contestant: Contestant) -> None:
         """Find how many calls fill a block, alike on all ranks."""
@@ -204,7 +203,7 @@ class Contest:
             "nbytes": problem.nbytes,
             "count": problem.count,
             "arrays": "own" if self._comm is None else "empty",
-            **contestant.ran,
+            **contestant.library.ran(),
             "calls": contestant.calls,
             "time_us": {
                 "min": micros[0],

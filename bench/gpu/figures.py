@@ -33,7 +33,11 @@ def line(row: dict[str, Any]) -> str:
 
 def _shape(row: dict[str, Any]) -> str:
     if "blocks" in row:
-        return f"{row['algorithm']}, {counted(row['blocks'], 'block')}, {row['protocol']}"
+        direct = (
+            f", {counted(row['direct_calls'], 'call')} direct" if row.get("direct_calls") else ""
+        )
+        shape = f"{row['algorithm']}, {counted(row['blocks'], 'block')}, {row['protocol']}"
+        return shape + direct
     bound = row.get("blocks_at_most")
     return f"at most {counted(bound, 'block')}" if bound else "blocks unknown"
 

@@ -19,6 +19,7 @@ class Pycoll:
     def __init__(self, comm: Any, algorithm: str | None = None) -> None:
         self._comm, self._options = comm, {} if algorithm is None else {"algorithm": algorithm}
         self._ran: dict[str, Any] = {}
+        self._before = 0
 
     def bind(self, problem: Problem, x: Array, out: Array, stream: int) -> Callable[[], object]:
         """Return the call of the communicator's method."""
@@ -37,9 +38,11 @@ class Pycoll:
             "transport": plan.transport,
             "blocks": shape.blocks,
             "instances": shape.instances,
+            "direct_instances": shape.direct_instances,
             "protocol": shape.protocol,
             "threads": shape.threads,
         }
+        self._before = self._direct()
         method = getattr(comm, operation.name)
 
         def call() -> None:
@@ -49,8 +52,15 @@ class Pycoll:
         return call
 
     def ran(self) -> dict[str, Any]:
-        """Return what the kernel of the last bound call is."""
-        return self._ran
+        """Return what the kernel of the last bound call is, and how its calls have run.
+
+        ``direct_calls`` read and wrote the ranks' arrays where they lie, replays of graphs among
+        them, in the form that has ``direct_instances``.
+        """
+        return self._ran | {"direct_calls": self._direct() - self._before}
+
+    def _direct(self) -> int:
+        return int(self._comm._collectives.launch.cuda.streams.open().registered().direct)
 
 
 class WithNccl:
