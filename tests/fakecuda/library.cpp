@@ -433,3 +433,10 @@ API cuCtxGetStreamPriorityRange(int *least, int *greatest)
     *greatest = GREATEST_PRIORITY;
     return call();
 }
+
+/* NVRTC asks for a table that tools may have there, and takes it for granted that it is told. */
+API cuGetExportTable(const void **out, const void *)
+{
+    *out = nullptr;
+    return INVALID_VALUE;
+}

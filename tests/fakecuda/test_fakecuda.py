@@ -51,6 +51,19 @@ def test_devices() -> None:
 
 
 @fake_cuda
+def test_nvrtc_compiles_beside_it() -> None:
+    """It asks the driver for a table that tools may have there, and crashed where nobody answered."""
+    from pycoll.runtime.cuda import compile
+
+    if lack := compile.missing():
+        pytest.skip(lack)
+    refused(fakecuda.INVALID_VALUE, "cuGetExportTable", byref(c_uint64()), byref(c_uint64()))
+    made = compile.compile_text('extern "C" __global__ void k() {}', "--gpu-architecture=sm_90")
+    assert made is not None
+    assert made.startswith(b"\x7fELF")
+
+
+@fake_cuda
 def test_errors_have_names_and_texts() -> None:
     out = ctypes.c_char_p()
     cu("cuGetErrorName", c_int(900), byref(out))

@@ -1,4 +1,7 @@
-"""pycoll alone: how its time goes with blocks and ranks, by algorithms that may be chosen."""
+"""pycoll alone: how its time goes with blocks and ranks, by algorithms that may be chosen.
+
+In each row stands what the cost model predicts for GPUs that NVLink joins.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,11 @@ class Part(NamedTuple):
     algorithms: tuple[str | None, ...]  #: None: the one that is chosen
     sizes: tuple[int, ...]
     empty: bool = False  #: the arrays are of `empty`: ranks read and write them where they lie
+    registered: bool = True  #: so they do with other arrays, once these are registered
 
 
 LONG = ("one_shot", "two_shot", "double_binary_tree")
+ALL = (*LONG, "ring", "halving_doubling", "recursive_doubling", "flat_tree")
 #: One hop of many messages against three of one; then how bandwidth goes with blocks.
 PARTS = (
     Part(8, None, ("one_shot", "recursive_doubling"), (8, 8 << 10, 64 << 10)),
@@ -31,6 +36,9 @@ PARTS = (
     Part(2, 32, LONG, (1 << 20, 64 << 10, 16 << 20)),
     Part(2, 4, LONG, (1 << 20, 64 << 10, 16 << 20)),
     Part(2, 16, LONG, (1 << 20, 64 << 10, 16 << 20)),
+    Part(2, 32, ALL, (16 << 20, 1 << 20, 64 << 20), registered=False),
+    Part(4, None, ALL, (16 << 20, 1 << 20, 64 << 10)),
+    Part(8, None, ALL, (16 << 20, 1 << 20, 64 << 10)),
 )
 
 
@@ -48,6 +56,7 @@ def phase(run: Run) -> str:
             part = part._replace(ranks=min(part.ranks, 3), sizes=(20_000,))
         if not run.time_for(f"{part.ranks} ranks, {part.blocks} blocks", 2.0):
             continue
+        os.environ["PYCOLL_CUDA_REGISTER"] = "auto" if part.registered else "off"
         os.environ.pop("PYCOLL_CUDA_BLOCKS", None)
         if part.blocks is not None:
             os.environ["PYCOLL_CUDA_BLOCKS"] = str(part.blocks)
@@ -74,6 +83,7 @@ def rank(
     from pycoll.dtypes import ReduceOp
 
     seat = meeting.of(comm.rank)
+    comm.cuda(run.device)
     copied = (1 << 20) if run.stand_in else COPIED
     room = copied if comm.rank == 0 else max(part.sizes)
     here = Contest(run.device, seat, room, comm if part.empty else None)
@@ -84,6 +94,7 @@ def rank(
     for nbytes in part.sizes:
         given = OPERATIONS["allreduce"], nbytes // 4, "float32", ReduceOp.SUM
         problem = Problem(*given, comm.rank, comm.size)
+        predicted = predictions(comm, nbytes) if comm.rank == 0 else {}
         for algorithm in part.algorithms:
             if max(seat.gather(float(comm.rank == 0 and run.left < 0))):
                 return
@@ -91,11 +102,18 @@ def rank(
             [row] = here.run(problem, [library], "graph", 2 if run.stand_in else 5)
             if comm.rank == 0:
                 add_floors(row, problem, rate, floors)
-                keep(row | {"asked": part.blocks})
+                model = 1e6 * predicted[row["algorithm"]]
+                keep(row | {"asked": part.blocks, "predicted_us": model})
                 time, what = row["time_us"]["median"], f"{comm.size} ranks, {nbytes} B"
                 shape = f"{row['algorithm']}, blocks: {row['blocks']}, {row['protocol']}"
-                shape += ", arrays of empty" * part.empty
-                print(f"{what}, {shape}: {time:.2f} us", flush=True)
+                shape += ", arrays of empty" * part.empty + ", direct" * (row["direct_calls"] > 0)
+                print(f"{what}, {shape}: {time:.2f} us, predicted {model:.1f}", flush=True)
+
+
+def predictions(comm: Any, nbytes: int) -> dict[str, float]:
+    """Return the seconds that the model has for each algorithm of an all-reduce."""
+    found = comm.explain("allreduce", nbytes, device="cuda").candidates
+    return {each.algorithm: each.predicted for each in found if each.predicted is not None}
 
 
 if __name__ == "__main__":
