@@ -246,6 +246,16 @@ def gpudirect(results: dict[str, Any]) -> Iterator[Claim]:
     yield Claim(text, extreme(max, flushes), 1, "")
 
 
+def one_gpu(results: dict[str, Any]) -> Iterator[Claim]:
+    """Where ranks share a GPU: kernels against kernels, no links."""
+    found = [row for row in results.get("gpu-one", {}).get("ratios", []) if row["mode"] == "graph"]
+    for text, own in (
+        ("up to 64 KiB", [row["ratio"] for row in found if row["nbytes"] <= 64 << 10]),
+        ("from 64 MiB", [row["ratio"] for row in found if row["nbytes"] >= 64 << 20]),
+    ):
+        yield Claim(f"2 ranks on a GPU: time over NCCL's, {text}", max(own, default=None), 1, "x")
+
+
 def prediction(results: dict[str, Any]) -> Iterator[Claim]:
     found = results.get("prediction", {}).get("summary", {}).get("all", {})
     yield Claim("tuned: median error of the prediction", found.get("median_error"), 0.15, "")
@@ -302,7 +312,8 @@ def rest(results: dict[str, Any]) -> Iterator[Claim]:
     kills = rows_of(results, "random-kills")
     bad = sum(row["troubles"] + row["later_than_1_s"] for row in kills) if kills else None
     yield Claim("random kills: hangs, wrong names, elements and leaks, late survivors", bad, 0, "")
-    wrong = [row["wrong"] for r in results.values() for row in r["rows"] if "wrong" in row]
+    rows = [row for name in results for row in rows_of(results, name)]
+    wrong = [row["wrong"] for row in rows if "wrong" in row]
     yield Claim("wrong elements in all results", sum(wrong) if wrong else None, 0, "")
 
 
@@ -314,6 +325,7 @@ PARTS = (
     between_hosts,
     over_rdma,
     gpudirect,
+    one_gpu,
     prediction,
     after_a_death,
     rest,

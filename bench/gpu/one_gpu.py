@@ -144,7 +144,7 @@ def contest(plan: Plan, options: argparse.Namespace) -> None:
         comms = list(nccl.all([options.device] * plan.ranks))
     meeting = together.Meeting(plan.ranks)
     result = Result.read(options.output)
-    result.meta = result.meta or meta(plan, options, nccl)
+    result.meta = result.meta or meta(plan.ranks, options.device, options.commit, nccl)
 
     def rank(comm: Any) -> None:
         own = meeting.of(comm.rank), options.device, comms[comm.rank]
@@ -157,19 +157,19 @@ def contest(plan: Plan, options: argparse.Namespace) -> None:
             comm.close()
 
 
-def meta(plan: Plan, options: argparse.Namespace, nccl: Any) -> dict[str, Any]:
+def meta(ranks: int, device: int, commit: str | None, nccl: Any = None) -> dict[str, Any]:
     """Return who measured what on which GPU."""
     from contest import METHOD
 
     import pycoll
     from pycoll.runtime.native import cuda
 
-    gpu = cuda.device(options.device)
+    gpu = cuda.device(device)
     versions = {"pycoll": pycoll.__version__, "cuda driver": str(gpu.driver)}
     versions |= {"nccl": nccl.version} if nccl else {}
-    found = metadata.collect("threads of one process", plan.ranks, versions, "one GPU, shared")
+    found = metadata.collect("threads of one process", ranks, versions, "one GPU, shared")
     found["machine"] |= {"gpu": gpu.name, "capability": f"{gpu.major}.{gpu.minor}"}
-    found["commit"] = found["commit"] or options.commit
+    found["commit"] = found["commit"] or commit
     form = "ranks share one GPU's memory and caches; there is no link between them"
     return found | {"method": METHOD, "form": form}
 

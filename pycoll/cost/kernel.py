@@ -1,9 +1,10 @@
 """Kernel: what steps cost where a call is a kernel on a GPU, counted by reading its source.
 
-Nothing of it was measured: no GPU was at hand. `native/vm/interpreter.h` and `native/gpu/kernel/`
-say which instructions a step takes, published figures of an H100 what they cost; decision 14 has
-the arithmetic for an all-reduce of 8 B. The phase `micro` of `tests/gpu/run_all.py` measures a
-fence, a flag's way and copies by 1 to all blocks.
+None of the constants is fitted. `native/vm/interpreter.h` and `native/gpu/kernel/` say which
+instructions a step takes, published figures of an H100 what they cost; decision 14 has the
+arithmetic for an all-reduce of 8 B, and what an H200 showed of it: long calls take what is
+predicted, but for trees; an instruction takes several times `_INSTRUCTION`, so short calls take
+longer.
 """
 
 from __future__ import annotations

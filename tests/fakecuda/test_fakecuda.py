@@ -52,7 +52,7 @@ def test_devices() -> None:
 
 @fake_cuda
 def test_nvrtc_compiles_beside_it() -> None:
-    """It asks the driver for a table that tools may have there, and crashed where nobody answered."""
+    """It asks the driver for a table that tools may have there, and crashed where none answered."""
     from pycoll.runtime.cuda import compile
 
     if lack := compile.missing():

@@ -48,9 +48,11 @@ def phase(run: Run) -> str:
     if lack := cuda.missing():
         raise Lacking(lack)
     import together
+    from one_gpu import meta
     from result import Result
 
-    result = Result(run.output / "gpu-alone.json", {"commit": run.commit})
+    most = max(part.ranks for part in PARTS)
+    result = Result(run.output / "gpu-alone.json", meta(most, run.device, run.commit))
     for part in PARTS:
         if run.stand_in:
             part = part._replace(ranks=min(part.ranks, 3), sizes=(20_000,))
