@@ -193,6 +193,30 @@ struct pc_net_state {             /* counters of a communicator's network */
     char unshared[192];           /* "", or why receives are not shared that should be */
 };
 
+#define PC_TRACE_EVENTS 1024 /* calls that a rank's event ring knows */
+#define PC_TRACE_LABELS 256  /* texts of calls, of which it knows so many */
+#define PC_TRACE_TEXT 112
+
+/* A call, as the event ring has it; ticks are of pc_trace_clock. */
+struct pc_trace_event {
+    uint64_t sequence;  /* of the call; 0: none yet */
+    uint64_t signature; /* of the call, or PC_REFUSED */
+    uint64_t entered;   /* ticks; 0: it was short and never waited: just before it finished */
+    uint64_t finished;  /* ticks; 0: it has not */
+    uint64_t waited_ns; /* in waits of more than some microseconds */
+    uint64_t place;     /* in the user's code, see pc_trace_place; 0: not known */
+    uint32_t waits;     /* times that nothing could be done */
+    int32_t peer;       /* that the longest wait was for; -1: none */
+    uint32_t code;      /* that it ended with */
+    uint32_t reserved;
+    uint64_t bytes[PC_MAX_RAILS]; /* that the communicator had sent by each rail when it ended */
+};
+
+struct pc_trace_label { /* what a signature stands for; text as Python writes it */
+    uint64_t signature;
+    char text[PC_TRACE_TEXT];
+};
+
 struct pc_comm;
 struct pc_program;
 struct pc_plan;
@@ -333,6 +357,16 @@ int pc_status_differs(struct pc_comm *comm);
 /* The signature of a call of a mapped peer, PC_REFUSED or PC_FORGOTTEN; 0 if the peer has not come
  * to that call, or is not mapped. */
 uint64_t pc_status_call(struct pc_comm *comm, uint32_t peer, uint64_t number);
+
+/* The event ring of this rank: its last calls, whatever became of them. Any thread may read. */
+/* The events, oldest first, in `out` of PC_TRACE_EVENTS; returns how many. One that is written
+ * meanwhile is left out. */
+uint32_t pc_trace_read(struct pc_comm *comm, struct pc_trace_event *out);
+/* Says what a signature stands for, in `text` of less than PC_TRACE_TEXT bytes. */
+int pc_trace_label(struct pc_comm *comm, uint64_t signature, const char *text);
+uint32_t pc_trace_labels(struct pc_comm *comm, struct pc_trace_label *out);
+/* Ticks, and CLOCK_MONOTONIC in nanoseconds, at one moment. */
+void pc_trace_clock(uint64_t *ticks, uint64_t *ns);
 
 /* CUDA. The first call of these functions loads libcuda; without it each returns UNMAPPABLE, with
  * the text of pc_cuda_missing. A device is its ordinal. Each function works in the device's primary

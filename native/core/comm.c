@@ -152,6 +152,8 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     if (rc != PC_OK)
         return rc;
     comm->arena = pc__shm_ops.arena(comm->device);
+    comm->trace = (struct pc_trace *)(comm->arena + comm->layout.trace);
+    comm->event = &comm->trace->events[0];
     write_header(comm);
     const struct pc_shm_map mine
         = {comm->arena, pc__record(comm->arena, &comm->layout, options->rank)};

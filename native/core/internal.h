@@ -91,6 +91,7 @@ struct pc_work {
     bool refused;            /* a refused call, which has neither */
     struct pc_batch *posted; /* transfers that were posted, not queued */
     double timeout;
+    uint64_t place;  /* in the user's code */
     char where[232]; /* as long as pc_arena's text */
     struct pc_work *next;
     _Atomic uint32_t state; /* futex; enum pc_work_state */
@@ -167,6 +168,10 @@ struct pc_comm {
     _Atomic uint32_t posted; /* unfinished batches of transfers */
 
     struct pc_heap heap;
+
+    struct pc_trace *trace;
+    struct pc_trace_event *event; /* of the last call */
+    uint64_t place;               /* of the next call in the user's code */
 };
 
 /* Whether a rank's memory is mapped, or will be before it is needed. */
@@ -244,8 +249,9 @@ void pc__refused(struct pc_comm *comm);
 uint64_t pc__hash(uint64_t x);
 int pc__enter(struct pc_comm *comm);
 /* Notes the op count of a call that comes in from Python, unless another call is in progress. */
-static inline void pc__note_entry(struct pc_comm *comm)
+static inline void pc__note_entry(struct pc_comm *comm, uint64_t place)
 {
+    comm->place = place;
     if (atomic_load_explicit(&comm->entered, memory_order_relaxed) == 0)
         atomic_store_explicit(&comm->op_count_before,
                               atomic_load_explicit(&comm->op_count, memory_order_relaxed),
@@ -325,8 +331,8 @@ bool pc__progress_thread_turn(
     struct pc_comm *comm); /* one turn, with the queue's lock; false: no transfers */
 int pc__progress_thread_start(struct pc_comm *comm);
 
-/* status.c */
-void pc__status_enter(struct pc_comm *comm, uint64_t signature);
+/* status.c; `nbytes` of the call tell whether its begin is worth a look at the clock */
+void pc__status_enter(struct pc_comm *comm, uint64_t signature, uint64_t nbytes);
 void pc__status_leave(struct pc_comm *comm);
 void pc__status_describe(struct pc_comm *comm, const char *text);
 #endif

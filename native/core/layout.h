@@ -1,7 +1,7 @@
 /* The layout of a rank's arena: one sparse memfd that mapped peers map whole, or where there are
  * many by a window: the header and their own record.
  *
- *   header | a record per rank: lines, slots | heap
+ *   header | a record per rank: lines, slots | trace | heap
  *
  * A peer's record is all that this peer writes here: READY and DONE, the credit of what it has
  * consumed, and its messages. So a peer that a rank talks to costs it pages that lie together, and
@@ -71,7 +71,14 @@ struct pc_layout {
     bool windows;   /* of a peer's arena only the header and this rank's record are mapped */
     size_t channel; /* bytes of its slots: those of a mapped peer, or of transfers, are not small */
     size_t record;  /* bytes of one */
-    size_t records, heap, end;
+    size_t records, trace, heap, end;
+};
+
+/* The last calls of a rank, which peers do not map: who watches a job reads it. */
+struct pc_trace {
+    struct pc_trace_event events[PC_TRACE_EVENTS]; /* call n's at n mod that many */
+    struct pc_trace_label labels[PC_TRACE_LABELS];
+    _Atomic uint32_t nlabels; /* ever written; label n is at n mod PC_TRACE_LABELS */
 };
 
 /* Up to so many bytes a message between hosts is small. A signal takes long there, so that many
@@ -109,7 +116,8 @@ static inline struct pc_layout pc__layout(const struct pc_options *o)
                             + (o->small_bytes ? PC_LINES * pc__small_stride(o->small_bytes) : 0));
     l.record = PC_RECORD_DATA + PC_EDGE_CHANNELS * l.channel;
     l.records = pc__page_up(sizeof(struct pc_arena));
-    l.heap = l.records + o->size * l.record;
+    l.trace = l.records + o->size * l.record;
+    l.heap = l.trace + pc__page_up(sizeof(struct pc_trace));
     l.end = l.heap + o->heap_bytes;
     return l;
 }

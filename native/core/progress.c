@@ -1,6 +1,7 @@
 /* The progress loop: one call at a time, its channels stepped until all have finished. */
 #include <string.h>
 #include "core/interpreter_cpu.h"
+#include "core/trace.h"
 #include "p2p/p2p.h"
 
 /* The calling thread's identity; never zero. */
@@ -154,7 +155,7 @@ uint64_t pc__hash(uint64_t x)
 
 void pc__refused(struct pc_comm *comm)
 {
-    pc__status_enter(comm, PC_REFUSED);
+    pc__status_enter(comm, PC_REFUSED, 0);
     pc__status_leave(comm);
     uint64_t number
         = atomic_load_explicit(&((struct pc_arena *)comm->arena)->sequence, memory_order_relaxed);
@@ -207,7 +208,7 @@ int pc__call_begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, v
     call->timeout = timeout;
     call->deadline = 0;
     call->active = true;
-    pc__status_enter(comm, plan->spec.signature);
+    pc__status_enter(comm, plan->spec.signature, plan->nbytes);
     if (plan->direct == NULL) {
         start(call, plan->staged, 0);
     } else {
@@ -234,7 +235,7 @@ int pc__call_begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t 
     call->timeout = timeout;
     call->deadline = 0;
     call->active = true;
-    pc__status_enter(comm, signature);
+    pc__status_enter(comm, signature, PC_TRACE_FROM_BYTES);
     for (uint32_t i = 0; i < batch->n; i++)
         pc__transfer_tag(&batch->transfers[i], signature ^ comm->salt);
     pc__pairwise_post(comm, batch);
@@ -285,11 +286,13 @@ int pc__progress(struct pc_comm *comm, uint64_t patience_ns)
         if (rc == 0) {
             if (until == 0 && patience_ns != 0)
                 until = pc__now() + patience_ns;
+            pc__trace_wait(comm);
             rc = pc__idle(comm, until);
             if (rc == PC_OK)
                 continue;
         }
         if (rc != PC_AGAIN) {
+            pc__trace_leave(comm, rc);
             pc__break(comm, rc, &call->error);
             if (pc__has_net(comm))
                 pc__net_unexpect(comm->net);

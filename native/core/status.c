@@ -2,14 +2,14 @@
  * words of its own cache line and never reads; texts are written only after milliseconds of
  * waiting. */
 #include <string.h>
-#include "core/internal.h"
+#include "core/trace.h"
 
 static struct pc_arena *mine(struct pc_comm *comm)
 {
     return (struct pc_arena *)comm->arena;
 }
 
-void pc__status_enter(struct pc_comm *comm, uint64_t signature)
+void pc__status_enter(struct pc_comm *comm, uint64_t signature, uint64_t nbytes)
 {
     struct pc_arena *a = mine(comm);
     uint64_t sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed) + 1;
@@ -18,10 +18,12 @@ void pc__status_enter(struct pc_comm *comm, uint64_t signature)
                           memory_order_relaxed);
     atomic_store_explicit(&a->sequence, sequence, memory_order_relaxed);
     atomic_store_explicit(&a->state, PC_STATUS_CALLING, memory_order_release);
+    pc__trace_enter(comm, sequence, signature, nbytes);
 }
 
 void pc__status_leave(struct pc_comm *comm)
 {
+    pc__trace_leave(comm, PC_OK);
     atomic_store_explicit(&mine(comm)->state, PC_STATUS_IDLE, memory_order_release);
 }
 

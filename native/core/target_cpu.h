@@ -2,6 +2,7 @@
 #ifndef PC_TARGET_CPU_H
 #define PC_TARGET_CPU_H
 #include "core/internal.h"
+#include "core/ticks.h"
 
 static inline uint64_t pc__count(const struct pc_line *line)
 {
@@ -32,16 +33,4 @@ static inline bool pc__spun(struct pc_comm *comm, struct pc_spin *spin)
     return spin->polls++ % PC_POLLS_PER_CLOCK == 0 && pc__spun_out(comm, spin);
 }
 
-static inline uint64_t pc__ticks(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    return __builtin_ia32_rdtsc();
-#elif defined(__aarch64__)
-    uint64_t t;
-    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(t));
-    return t;
-#else
-    return pc__now();
-#endif
-}
 #endif

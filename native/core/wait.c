@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <time.h>
 #include "core/interpreter_cpu.h"
+#include "core/trace.h"
 
 #define PC_YIELD_PAUSE_NS UINT64_C(4000000)
 #define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)
@@ -217,13 +218,22 @@ static int poll_call(struct pc_comm *comm, uint32_t nchannels, bool once)
     }
 }
 
-int pc__idle(struct pc_comm *comm, uint64_t until_ns)
+/* The peer that the first channel waits for, or -1. */
+static int32_t awaited(const struct pc_call *call, uint32_t nchannels)
+{
+    if (call->program == NULL)
+        return (int32_t)call->ready;
+    for (uint32_t c = 0; c < nchannels; c++)
+        if (!call->channels[c].finished && call->channels[c].line != NULL)
+            return (int32_t)pc__awaited(call->channels[c].pc);
+    return -1;
+}
+
+/* Yields and sleeps until the call can go on, or until_ns. */
+static int wait_call(struct pc_comm *comm, uint32_t nchannels, uint64_t until_ns)
 {
     struct pc_call *call = &comm->call;
-    uint32_t nchannels = call->batch ? 0 : call->program ? call->program->nchannels : 1;
-    int rc = poll_call(comm, nchannels, until_ns == 0);
-    if (rc != PC_AGAIN || until_ns == 0) /* until_ns 0: poll only */
-        return rc;
+    int rc;
     pc__give_way(comm);
     enum listening whom = FROM_AWAITED;
     for (uint32_t turns = comm->yields;;) {
@@ -265,4 +275,18 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
         sleep_until(comm, nchannels, armed, now, limit);
         whom = FROM_AWAITED;
     }
+}
+
+int pc__idle(struct pc_comm *comm, uint64_t until_ns)
+{
+    struct pc_call *call = &comm->call;
+    uint32_t nchannels = call->batch ? 0 : call->program ? call->program->nchannels : 1;
+    int rc = poll_call(comm, nchannels, until_ns == 0);
+    if (rc != PC_AGAIN || until_ns == 0) /* until_ns 0: poll only */
+        return rc;
+    uint64_t from = pc__now();
+    int32_t peer = awaited(call, nchannels);
+    rc = wait_call(comm, nchannels, until_ns);
+    pc__trace_waited(comm, pc__now() - from, peer);
+    return rc;
 }

@@ -17,6 +17,7 @@ static int execute(struct pc_comm *comm, struct pc_work *work)
         pc__refused(comm);
         return PC_OK;
     }
+    comm->place = work->place;
     int rc = work->batch ? pc__call_begin_batch(comm, work->batch, work->signature, work->timeout)
                          : pc__call_begin(comm, work->plan, work->in, work->out, work->timeout);
     if (rc != PC_OK)
@@ -106,6 +107,7 @@ int pc__enqueue(struct pc_comm *comm, const struct pc_work *job, const char *whe
     }
     *work = *job;
     work->comm = comm;
+    work->place = comm->place;
     strncpy(work->where, where, sizeof work->where - 1);
     pthread_mutex_lock(&comm->queue_lock);
     int rc = pc__progress_thread_start(comm);

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 #include "gpu/driver/cuda.h"
+#include "core/trace.h"
 #include "gpu/device_comm.h"
 
 #define PC_STREAM_PER_THREAD 2u /* CU_STREAM_PER_THREAD */
@@ -163,7 +164,7 @@ static int launch_now(struct pc_device_comm *dc, const struct pc_launch *l, uint
         return rc;
     count(dc, l->blocks, l->call, l->begins, 1);
     if (l->begins)
-        pc__status_enter(dc->comm, l->signature);
+        pc__status_enter(dc->comm, l->signature, PC_TRACE_FROM_BYTES);
     pc__proxy_wake(dc);
     rc = enqueue(dc, l, stream);
     if (rc != PC_OK) {

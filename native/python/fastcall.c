@@ -6,6 +6,7 @@
  * collective (fastcoll.c), a send or a receive (fastsend.c), an exchange (fastexchange.c). Limited
  * API, so one build serves every Python. */
 #include "python/fastcall.h"
+#include "python/place.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -251,7 +252,7 @@ static PyObject *dispatcher_of(PyObject *self, PyObject *algorithm)
 void pc__comes(const struct pc__dispatcher *l)
 {
     if (l->comm != NULL)
-        pc__note_entry(l->comm);
+        pc__note_entry(l->comm, pc__place());
 }
 
 static PyObject *dispatcher_comes(PyObject *self, PyObject *unused)
@@ -490,7 +491,7 @@ static PyObject *bound_call(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     if (b->plan == NULL)
         return PyLong_FromLong(PC_BROKEN);
-    pc__note_entry(b->comm);
+    pc__note_entry(b->comm, pc__place());
     return answer(launch(b->comm, b->plan, b->in, b->out, b->timeout), b->result);
 }
 
@@ -546,11 +547,19 @@ static PyType_Spec bound_spec
        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
        .slots = bound_slots};
 
+static PyMethodDef functions[] = {
+    {"place_begin", pc__place_begin, METH_O,
+     "place_begin(folder): look where calls are made, outside of a folder; whether that goes."},
+    {"place", pc__place_now, METH_NOARGS, "place(): of the caller, as events have it."},
+    {"places", pc__places, METH_NOARGS, "places(): the code objects that places number."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT,
                                     "_fastcall",
                                     "The per-call path; see native/python/fastcall.c.",
                                     -1,
-                                    NULL,
+                                    functions,
                                     NULL,
                                     NULL,
                                     NULL,
