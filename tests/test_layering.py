@@ -20,6 +20,7 @@ COMMUNICATOR = {
     "point_to_point",
     "objects",
     "groups",
+    "profiler",
 }
 ABOVE = (
     *("bootstrap", "runtime", "arrays", *COMMUNICATOR),
