@@ -42,6 +42,7 @@ LAW = {
             "installed",
             "log",
             "sysfs",
+            "verbosity",
         },
         {"schedule", "topology"},
         {"algorithms", "passes"},
