@@ -20,6 +20,7 @@ COMMUNICATOR = {
     "point_to_point",
     "objects",
     "groups",
+    "profiler",
 }
 ABOVE = (
     *("bootstrap", "runtime", "arrays", *COMMUNICATOR),
@@ -41,6 +42,7 @@ LAW = {
             "installed",
             "log",
             "sysfs",
+            "verbosity",
         },
         {"schedule", "topology"},
         {"algorithms", "passes"},

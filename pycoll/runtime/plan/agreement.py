@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pycoll import log
 from pycoll.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ def agree(
                 f"selector is {theirs['selector'] or 'not given'} on rank {rank} and "
                 f"{wanted or 'not given'} on rank 0; give all ranks the same"
             )
+    if tuning and world.rank == 0:
+        log.info("selection", "by what `pycoll tune` has measured before the model")
+    if wanted and world.rank == 0:
+        log.info("selection", "by a selector: %s", wanted)
     chosen = selector if callable(selector) else plug_in(wanted)
     unproved = all(theirs["unproved"] for theirs in said.values())
     return Agreement(said[0]["tuning"], chosen, unproved, wanted)
