@@ -194,27 +194,47 @@ struct pc_net_state {             /* counters of a communicator's network */
 };
 
 #define PC_TRACE_EVENTS 1024 /* calls that a rank's event ring knows */
-#define PC_TRACE_LABELS 256  /* texts of calls, of which it knows so many */
+#define PC_TRACE_LABELS 1024 /* kinds of calls that it knows by name */
 #define PC_TRACE_TEXT 112
+#define PC_TRACE_ABOUT 1024
 
 /* A call, as the event ring has it; ticks are of pc_trace_clock. */
 struct pc_trace_event {
-    uint64_t sequence;  /* of the call; 0: none yet */
+    uint64_t sequence;  /* of the call; 0: none yet, or it is being written */
     uint64_t signature; /* of the call, or PC_REFUSED */
     uint64_t entered;   /* ticks; 0: it was short and never waited: just before it finished */
     uint64_t finished;  /* ticks; 0: it has not */
     uint64_t waited_ns; /* in waits of more than some microseconds */
-    uint64_t place;     /* in the user's code, see pc_trace_place; 0: not known */
+    uint64_t place;     /* in the user's code, see native/python/place.h; 0: not known */
     uint32_t waits;     /* times that nothing could be done */
     int32_t peer;       /* that the longest wait was for; -1: none */
+    uint32_t longest;   /* microseconds of that */
     uint32_t code;      /* that it ended with */
-    uint32_t reserved;
     uint64_t bytes[PC_MAX_RAILS]; /* that the communicator had sent by each rail when it ended */
 };
 
-struct pc_trace_label { /* what a signature stands for; text as Python writes it */
+/* What a signature stands for, and how often it was called. */
+struct pc_trace_label {
     uint64_t signature;
-    char text[PC_TRACE_TEXT];
+    uint64_t calls;
+    char text[PC_TRACE_TEXT]; /* as Python writes it */
+};
+
+/* What a rank's communicator notes of its calls, in its shared memory. */
+struct pc_trace {
+    uint64_t magic;
+    uint64_t waits, waited_ns;   /* of all calls */
+    uint64_t unlabelled;         /* calls of no label that is here */
+    uint64_t reserved[4];        /* labels and events begin at lines of the cache */
+    char about[PC_TRACE_ABOUT];  /* of the communicator, as Python writes it */
+    struct pc_trace_label labels[PC_TRACE_LABELS]; /* a hash table */
+    struct pc_trace_event events[PC_TRACE_EVENTS]; /* call n's at n mod that many */
+};
+
+/* What a connection to a peer has carried, as its network counts it. */
+struct pc_link {
+    uint64_t sent;    /* bytes that have arrived there */
+    uint64_t busy_ns; /* in which some were on their way, and the peer could take them */
 };
 
 struct pc_comm;
@@ -358,15 +378,27 @@ int pc_status_differs(struct pc_comm *comm);
  * to that call, or is not mapped. */
 uint64_t pc_status_call(struct pc_comm *comm, uint32_t peer, uint64_t number);
 
-/* The event ring of this rank: its last calls, whatever became of them. Any thread may read. */
-/* The events, oldest first, in `out` of PC_TRACE_EVENTS; returns how many. One that is written
+/* The event ring; any thread may read. */
+struct pc_trace *pc_comm_trace(struct pc_comm *comm);
+/* The same in a mapped arena of so many bytes, which may be another process's; NULL: there is none.
+ */
+const struct pc_trace *pc_trace_find(const void *arena, size_t nbytes);
+/* The events in any order, in `out` of PC_TRACE_EVENTS; returns how many. One that is written
  * meanwhile is left out. */
-uint32_t pc_trace_read(struct pc_comm *comm, struct pc_trace_event *out);
-/* Says what a signature stands for, in `text` of less than PC_TRACE_TEXT bytes. */
-int pc_trace_label(struct pc_comm *comm, uint64_t signature, const char *text);
-uint32_t pc_trace_labels(struct pc_comm *comm, struct pc_trace_label *out);
+uint32_t pc_trace_read(const struct pc_trace *trace, struct pc_trace_event *out);
+/* Says what a signature stands for, or a communicator is; longer texts are cut off. */
+void pc_trace_label(struct pc_trace *trace, uint64_t signature, const char *text);
+void pc_trace_about(struct pc_trace *trace, const char *text);
 /* Ticks, and CLOCK_MONOTONIC in nanoseconds, at one moment. */
 void pc_trace_clock(uint64_t *ticks, uint64_t *ns);
+/* The connections to a remote peer, in `out` of PC_MAX_RAILS; returns how many. 0: it is none, or
+ * its network does not count so. */
+uint32_t pc_comm_links(struct pc_comm *comm, uint32_t peer, struct pc_link *out);
+
+/* Has a signal, which nothing handles yet (else BUSY), raise an eventfd; returns the descriptor, which
+ * does not block. forget: it is as before, and the descriptor is closed; in a child of fork, too. */
+int pc_signal_watch(int signal);
+void pc_signal_forget(int signal);
 
 /* CUDA. The first call of these functions loads libcuda; without it each returns UNMAPPABLE, with
  * the text of pc_cuda_missing. A device is its ordinal. Each function works in the device's primary

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pycoll.interop.mpi import from_mpi
     from pycoll.profiler import CallEvent, Profiler, register_profiler
     from pycoll.runtime.plan.persistent import Plan
+    from pycoll.runtime.record.stats import CallStats, Stats
     from pycoll.runtime.work import Work
     from pycoll.schedule import (
         ScheduleBuilder,
@@ -56,6 +57,7 @@ __all__ = [
     "BootstrapError",
     "BrokenError",
     "CallEvent",
+    "CallStats",
     "ClosedError",
     "CollectiveTimeout",
     "Communicator",
@@ -72,6 +74,7 @@ __all__ = [
     "RevokedError",
     "ScheduleBuilder",
     "ScheduleError",
+    "Stats",
     "TransportError",
     "UnavailableError",
     "UsageError",
@@ -109,6 +112,8 @@ _HOMES = {
     "Profiler": "pycoll.profiler",
     "register_profiler": "pycoll.profiler",
     "Plan": "pycoll.runtime.plan.persistent",
+    "CallStats": "pycoll.runtime.record.stats",
+    "Stats": "pycoll.runtime.record.stats",
     "Work": "pycoll.runtime.work",
     "ScheduleBuilder": "pycoll.schedule",
     "allgather": "pycoll.schedule",

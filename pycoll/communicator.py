@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         WaitsBy,
     )
     from pycoll.runtime.plan.persistent import Plan
+    from pycoll.runtime.record.stats import Stats
     from pycoll.runtime.work import Work
 
 T = TypeVar("T")
@@ -1641,6 +1643,51 @@ class Communicator:
             end 1
         """
         return self._calls.register(callback)
+
+    def stats(self) -> Stats:
+        """Return what this rank has counted on this communicator since it was made.
+
+        Returns:
+            `Stats`: calls and bytes by collective and algorithm, waits, bytes by rail, connections.
+            Calls of arrays on a GPU are counted by the communicator of the GPU alone.
+
+        Raises:
+            ClosedError: The communicator is closed.
+
+        Example:
+            >>> before = comm.stats().calls
+            >>> comm.barrier()
+            >>> comm.stats().calls - before
+            1
+        """
+        self._engine.life.require_usable("stats")
+        return self._engine.recorder.stats()
+
+    def record(self, path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+        """Return the last calls of all communicators of this process, and write them.
+
+        It is no call: ranks may differ in it. What is in a record, and what `pycoll trace` makes of
+        those of all ranks, is in docs/trace.md. With the setting PYCOLL_RECORD one is written when
+        a communicator breaks, and on SIGUSR1.
+
+        Args:
+            path: A file to write it to as JSON, or a directory, in which it is called
+                ``pycoll-record.JOB.RANK.json``.
+
+        Raises:
+            ClosedError: The communicator is closed.
+            OSError: The file cannot be written.
+
+        Example:
+            >>> comm.barrier()
+            >>> record = comm.record()
+            >>> record["comms"][0]["events"][-1]["call"]
+            'barrier'
+        """
+        from pycoll.runtime.record.triggers import recorded
+
+        self._engine.life.require_usable("record")
+        return recorded("record()", path)
 
     def close(self) -> None:
         """Finish queued work, take leave of the other ranks and free everything.

@@ -302,6 +302,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Whether to run what takes too long to prove, rather than nothing, is for its user to say.",
     ),
     Setting(
+        "record",
+        "nowhere",
+        "directory",
+        _directory,
+        "Whether the last calls shall be written down when a job fails, and where, its user knows.",
+    ),
+    Setting(
         "log",
         "nothing",
         "level,subject=level,...:file",
@@ -337,6 +344,7 @@ class Config:
     cuda_register: str = "auto"  #: peers open the arrays of users, too
     gpu_rdma: str = "auto"  #: how NICs reach GPU memory; "dmabuf", "peermem": by nothing else
     unproved: bool = False  #: what takes too long to prove runs as it is
+    record: Path | None = None  #: where records are written at an error, and on SIGUSR1
     log: Verbosity | None = None  #: from which level on what is decided is shown, and where
     #: setting's name → "default", "environment" or "argument"
     origins: Mapping[str, str] = field(

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
-#include "core/internal.h"
+#include "core/trace.h"
 
 /* How long pc_comm_close waits for the last messages to arrive. */
 #define PC_LINGER_NS UINT64_C(2000000000)
@@ -88,6 +88,7 @@ static void write_header(struct pc_comm *comm)
     a->small_bytes = comm->options.small_bytes;
     a->ring_bytes = comm->options.ring_bytes;
     a->heap_bytes = comm->options.heap_bytes;
+    a->trace = comm->layout.trace;
     a->pid = (int32_t)getpid();
     a->address = (uint64_t)(uintptr_t)a;
     if (getrandom(&a->token, sizeof a->token, 0) != sizeof a->token)
@@ -152,8 +153,7 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     if (rc != PC_OK)
         return rc;
     comm->arena = pc__shm_ops.arena(comm->device);
-    comm->trace = (struct pc_trace *)(comm->arena + comm->layout.trace);
-    comm->event = &comm->trace->events[0];
+    pc__trace_begin(comm);
     write_header(comm);
     const struct pc_shm_map mine
         = {comm->arena, pc__record(comm->arena, &comm->layout, options->rank)};

@@ -171,7 +171,7 @@ struct pc_comm {
 
     struct pc_trace *trace;
     struct pc_trace_event *event; /* of the last call */
-    uint64_t place;               /* of the next call in the user's code */
+    _Atomic uint64_t place;       /* in the user's code: of the call that came in from Python */
 };
 
 /* Whether a rank's memory is mapped, or will be before it is needed. */
@@ -251,7 +251,7 @@ int pc__enter(struct pc_comm *comm);
 /* Notes the op count of a call that comes in from Python, unless another call is in progress. */
 static inline void pc__note_entry(struct pc_comm *comm, uint64_t place)
 {
-    comm->place = place;
+    atomic_store_explicit(&comm->place, place, memory_order_relaxed);
     if (atomic_load_explicit(&comm->entered, memory_order_relaxed) == 0)
         atomic_store_explicit(&comm->op_count_before,
                               atomic_load_explicit(&comm->op_count, memory_order_relaxed),

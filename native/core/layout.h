@@ -50,6 +50,7 @@ struct pc_arena {
     uint64_t address; /* of this header, in its owner's address space */
     uint64_t token;   /* random: a peer that reads it there has found this header */
     uint32_t small_bytes;
+    uint64_t trace; /* where struct pc_trace is: no peer reads it, but who watches the job */
     _Alignas(PC_LINE_BYTES) _Atomic uint32_t wakeup; /* futex: the wakeup counter */
     _Atomic uint32_t wakeup_name_bytes;              /* of the rank's wakeup socket; 0: none */
     char wakeup_name[PC_WAKEUP_NAME];
@@ -72,13 +73,6 @@ struct pc_layout {
     size_t channel; /* bytes of its slots: those of a mapped peer, or of transfers, are not small */
     size_t record;  /* bytes of one */
     size_t records, trace, heap, end;
-};
-
-/* The last calls of a rank, which peers do not map: who watches a job reads it. */
-struct pc_trace {
-    struct pc_trace_event events[PC_TRACE_EVENTS]; /* call n's at n mod that many */
-    struct pc_trace_label labels[PC_TRACE_LABELS];
-    _Atomic uint32_t nlabels; /* ever written; label n is at n mod PC_TRACE_LABELS */
 };
 
 /* Up to so many bytes a message between hosts is small. A signal takes long there, so that many

@@ -153,6 +153,9 @@ struct pc_net_ops {
     bool (*flush)(struct pc_net_peer *peer);
     int (*connections)(const struct pc_net_peer *peer);
     bool (*settled)(const struct pc_net_peer *peer);
+    /* What each connection to the peer has carried, in `out` of PC_MAX_RAILS; returns how many.
+     * NULL: the network does not know how long bytes are on their way. */
+    uint32_t (*links)(const struct pc_net_peer *peer, struct pc_link *out);
 
     /* GPUDirect RDMA, or NULL: the network sends from memory of the host. register_gpu: registers
      * net->gpu by pc__net_register_gpu, before any peer is connected, for kernels are told then

@@ -1,8 +1,19 @@
 /* Reading the event ring, and what its signatures stand for. The rank's own threads read it, and
  * through its memory whoever watches the job. A writer never waits for a reader: an event that
  * changes meanwhile is left out. */
-#include <string.h>
 #include "core/trace.h"
+#include <stddef.h>
+#include <string.h>
+
+#define MAGIC UINT64_C(0x3165636172744350) /* "PCtrace1" */
+#define PROBES 8u
+
+void pc__trace_begin(struct pc_comm *comm)
+{
+    comm->trace = (struct pc_trace *)(comm->arena + comm->layout.trace);
+    comm->event = &comm->trace->events[0];
+    comm->trace->magic = MAGIC;
+}
 
 void pc__trace_sent(struct pc_comm *comm)
 {
@@ -10,52 +21,90 @@ void pc__trace_sent(struct pc_comm *comm)
         PC_NOTE(comm->event->bytes[rail], comm->net->state.bytes[rail]);
 }
 
-static bool read_event(const struct pc_trace_event *from, uint64_t sequence,
-                       struct pc_trace_event *out)
+/* The label of a signature, or of none (0) the first place that is free for it; NULL: neither. */
+static struct pc_trace_label *find(struct pc_trace *trace, uint64_t signature,
+                                   uint64_t otherwise)
 {
-    if (__atomic_load_n(&from->sequence, __ATOMIC_ACQUIRE) != sequence)
-        return false;
-    memcpy(out, from, sizeof *out);
+    for (uint64_t k = 0; k < PROBES; k++) {
+        struct pc_trace_label *label = &trace->labels[(signature + k) % PC_TRACE_LABELS];
+        uint64_t there = __atomic_load_n(&label->signature, __ATOMIC_RELAXED);
+        if (there == signature || there == otherwise)
+            return label;
+    }
+    return NULL;
+}
+
+void pc__trace_count(struct pc_trace *trace, uint64_t signature)
+{
+    struct pc_trace_label *label = find(trace, signature, signature);
+    uint64_t *calls = label ? &label->calls : &trace->unlabelled;
+    PC_NOTE(*calls, *calls + 1);
+}
+
+struct pc_trace *pc_comm_trace(struct pc_comm *comm)
+{
+    return comm->trace;
+}
+
+const struct pc_trace *pc_trace_find(const void *arena, size_t nbytes)
+{
+    const struct pc_arena *a = arena;
+    if (nbytes < sizeof *a || a->magic != PC_ARENA_MAGIC || a->trace > nbytes
+        || nbytes - a->trace < sizeof(struct pc_trace) || a->trace % sizeof(uint64_t) != 0)
+        return NULL;
+    const struct pc_trace *trace = (const void *)((const char *)arena + a->trace);
+    return trace->magic == MAGIC ? trace : NULL;
+}
+
+typedef uint64_t __attribute__((may_alias)) word;
+_Static_assert(offsetof(struct pc_trace, events) % PC_LINE_BYTES == 0, "an event is two lines");
+_Static_assert(sizeof(struct pc_trace_event) % sizeof(word) == 0, "events are read by words");
+
+static bool read_event(const struct pc_trace_event *from, struct pc_trace_event *out)
+{
+    uint64_t sequence = __atomic_load_n(&from->sequence, __ATOMIC_ACQUIRE);
+    const word *words = (const word *)from;
+    for (size_t i = 0; i < sizeof *out / sizeof *words; i++)
+        ((word *)out)[i] = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    return __atomic_load_n(&from->sequence, __ATOMIC_RELAXED) == sequence
+    return sequence != 0 && __atomic_load_n(&from->sequence, __ATOMIC_RELAXED) == sequence
            && out->sequence == sequence;
 }
 
-uint32_t pc_trace_read(struct pc_comm *comm, struct pc_trace_event *out)
+uint32_t pc_trace_read(const struct pc_trace *trace, struct pc_trace_event *out)
 {
-    const struct pc_arena *a = (const struct pc_arena *)comm->arena;
-    uint64_t last = atomic_load_explicit(&a->sequence, memory_order_acquire);
-    uint64_t first = last >= PC_TRACE_EVENTS ? last - PC_TRACE_EVENTS + 1 : 1;
     uint32_t n = 0;
-    for (uint64_t sequence = first; sequence <= last; sequence++)
-        n += read_event(&comm->trace->events[sequence % PC_TRACE_EVENTS], sequence, &out[n]);
+    for (uint32_t k = 0; k < PC_TRACE_EVENTS; k++)
+        n += read_event(&trace->events[k], &out[n]);
     return n;
 }
 
-int pc_trace_label(struct pc_comm *comm, uint64_t signature, const char *text)
+static void copy(char *to, const char *text, size_t room)
 {
-    struct pc_trace *t = comm->trace;
-    uint32_t n = atomic_load_explicit(&t->nlabels, memory_order_relaxed);
-    struct pc_trace_label *label = &t->labels[n % PC_TRACE_LABELS];
-    if (strlen(text) >= PC_TRACE_TEXT)
-        return PC_INVALID;
-    for (uint32_t k = 0; k < n && k < PC_TRACE_LABELS; k++)
-        if (t->labels[k].signature == signature)
-            return PC_OK;
-    label->signature = 0;
-    strcpy(label->text, text);
+    size_t n = strnlen(text, room - 1);
+    memcpy(to, text, n);
+    to[n] = 0;
+}
+
+void pc_trace_label(struct pc_trace *trace, uint64_t signature, const char *text)
+{
+    struct pc_trace_label *label = find(trace, signature, signature);
+    if (label != NULL)
+        return;
+    label = find(trace, signature, 0);
+    if (label == NULL) { /* the table is crowded there: the kind that was first gives way */
+        label = &trace->labels[signature % PC_TRACE_LABELS];
+        PC_NOTE(trace->unlabelled, trace->unlabelled + label->calls);
+        PC_NOTE(label->signature, 0);
+    }
+    PC_NOTE(label->calls, 0);
+    copy(label->text, text, sizeof label->text);
     __atomic_store_n(&label->signature, signature, __ATOMIC_RELEASE);
-    atomic_store_explicit(&t->nlabels, n + 1, memory_order_release);
-    return PC_OK;
 }
 
-uint32_t pc_trace_labels(struct pc_comm *comm, struct pc_trace_label *out)
+void pc_trace_about(struct pc_trace *trace, const char *text)
 {
-    const struct pc_trace *t = comm->trace;
-    uint32_t n = atomic_load_explicit(&t->nlabels, memory_order_acquire);
-    n = n < PC_TRACE_LABELS ? n : PC_TRACE_LABELS;
-    memcpy(out, t->labels, n * sizeof *out);
-    return n;
+    copy(trace->about, text, sizeof trace->about);
 }
 
 void pc_trace_clock(uint64_t *ticks, uint64_t *ns)

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include "core/trace.h"
 #include "p2p/p2p.h"
 
 #define PC_PATIENCE_NS UINT64_C(100000000)
@@ -17,11 +18,11 @@ static int execute(struct pc_comm *comm, struct pc_work *work)
         pc__refused(comm);
         return PC_OK;
     }
-    comm->place = work->place;
     int rc = work->batch ? pc__call_begin_batch(comm, work->batch, work->signature, work->timeout)
                          : pc__call_begin(comm, work->plan, work->in, work->out, work->timeout);
     if (rc != PC_OK)
         return rc;
+    pc__trace_queued(comm, work);
     work->batch = NULL; /* the call owns it now */
     rc = pc__progress(comm, PC_FIRST_PATIENCE_NS);
     if (rc == PC_AGAIN)
@@ -107,7 +108,7 @@ int pc__enqueue(struct pc_comm *comm, const struct pc_work *job, const char *whe
     }
     *work = *job;
     work->comm = comm;
-    work->place = comm->place;
+    work->place = atomic_load_explicit(&comm->place, memory_order_relaxed);
     strncpy(work->where, where, sizeof work->where - 1);
     pthread_mutex_lock(&comm->queue_lock);
     int rc = pc__progress_thread_start(comm);

@@ -704,3 +704,15 @@ int pc_comm_net_state(struct pc_comm *comm, struct pc_net_state *out)
     pc__net_unlock(comm->net);
     return PC_OK;
 }
+
+uint32_t pc_comm_links(struct pc_comm *comm, uint32_t peer, struct pc_link *out)
+{
+    struct pc_net *net = comm->net;
+    if (net == NULL || peer >= comm->options.size || net->peers[peer] == NULL
+        || net->ops->links == NULL)
+        return 0;
+    pthread_mutex_lock(&net->lock);
+    uint32_t n = net->ops->links(net->peers[peer], out);
+    pc__net_unlock(net);
+    return n;
+}

@@ -549,7 +549,8 @@ static PyType_Spec bound_spec
 
 static PyMethodDef functions[] = {
     {"place_begin", pc__place_begin, METH_O,
-     "place_begin(folder): look where calls are made, outside of a folder; whether that goes."},
+     "place_begin(folders): look where calls are made, outside of a tuple of folders; whether "
+     "that goes. None: look no more."},
     {"place", pc__place_now, METH_NOARGS, "place(): of the caller, as events have it."},
     {"places", pc__places, METH_NOARGS, "places(): the code objects that places number."},
     {NULL, NULL, 0, NULL},

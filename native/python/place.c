@@ -2,7 +2,7 @@
  *
  * A frame object for each call would cost more than a short call takes, so this reads the
  * interpreter's own frames, by offsets that are those of one minor version of CPython each. Where
- * the version is another, or `place_begin` finds that they do not hold, places are not known. What
+ * the version is another, or Python finds that they do not hold, places are not known. What
  * a place is, is found out when somebody asks: a code object that is met first is kept for that,
  * with the address of its first instruction. */
 #include "python/place.h"
@@ -34,7 +34,7 @@ struct known {
 static const struct layout *layout; /* NULL: not known */
 static struct known table[CODES];
 static PyObject *codes;  /* list, by number */
-static PyObject *folder; /* of pycoll */
+static PyObject *folders; /* tuple of those whose code is none of the user's */
 
 static inline const char *at(const char *base, uint16_t offset)
 {
@@ -71,11 +71,11 @@ static long offset_of(PyObject *code)
 static bool is_own(PyObject *code)
 {
     PyObject *file = PyObject_GetAttrString(code, "co_filename");
-    int own = file && PyUnicode_Check(file)
-                  ? PyUnicode_Tailmatch(file, folder, 0, PY_SSIZE_T_MAX, -1)
-                  : 0;
+    PyObject *own = file ? PyObject_CallMethod(file, "startswith", "O", folders) : NULL;
+    bool is = own == Py_True;
+    Py_XDECREF(own);
     Py_XDECREF(file);
-    return own > 0;
+    return is;
 }
 
 /* Takes a code object in; false where there is no room, or something is not as expected. */
@@ -85,6 +85,7 @@ static bool meet(struct known *entry, PyObject *code, const char *instruction)
     PyErr_Fetch(&type, &error, &trace); /* the call may be made while an error is handled */
     long offset = offset_of(code);
     bool good = offset >= 0;
+    entry->number = 0;
     if (good && !is_own(code)) {
         good = PyList_Append(codes, code) == 0;
         entry->number = (uint32_t)PyList_Size(codes);
@@ -132,15 +133,24 @@ uint64_t pc__place(void)
     return 0;
 }
 
+/* Forgets what it has met, but not the numbers that stand in events. */
+static void forget(void)
+{
+    for (uint32_t k = 0; k < CODES; k++)
+        Py_CLEAR(table[k].code);
+}
+
 PyObject *pc__place_begin(PyObject *self, PyObject *own)
 {
     (void)self;
     uint32_t minor = (Py_Version >> 16 & 0xff) - 11, major = Py_Version >> 24;
-    bool served = major == 3 && minor < sizeof layouts / sizeof layouts[0];
+    bool served = own != Py_None && major == 3 && minor < sizeof layouts / sizeof layouts[0];
     if (codes == NULL && (codes = PyList_New(0)) == NULL)
         return NULL;
-    PyObject *before = folder;
-    folder = Py_NewRef(own);
+    layout = NULL;
+    forget();
+    PyObject *before = folders;
+    folders = Py_NewRef(own);
     Py_XDECREF(before);
     layout = served ? &layouts[minor] : NULL;
     return PyBool_FromLong(served);

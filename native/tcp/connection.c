@@ -1,5 +1,8 @@
 /* One stream socket: sends frames from a queue, and receives frames into this rank's arena. */
 #include <errno.h>
+#include <linux/tcp.h> /* newer than netinet/tcp.h, which has no tcpi_busy_time */
+#include <netinet/in.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -205,4 +208,18 @@ int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_error *err
             return 0;
     }
     return 0;
+}
+
+/* The time in which all that was on its way waited for the peer to read is none of the network's. */
+bool pc__tcp_connection_count(const struct pc_tcp_connection *conn, struct pc_link *out)
+{
+    struct tcp_info info = {0};
+    socklen_t length = sizeof info;
+    if (conn->fd < 0 || getsockopt(conn->fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0
+        || length < offsetof(struct tcp_info, tcpi_sndbuf_limited)) /* Linux before 4.10 */
+        return false;
+    uint64_t busy = info.tcpi_busy_time, limited = info.tcpi_rwnd_limited;
+    *out = (struct pc_link){.sent = info.tcpi_bytes_acked,
+                            .busy_ns = busy > limited ? (busy - limited) * UINT64_C(1000) : 0};
+    return true;
 }

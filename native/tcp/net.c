@@ -40,6 +40,7 @@ const struct pc_net_ops pc__tcp_ops = {
     .flush = pc__tcp_flush,
     .connections = pc__tcp_connections,
     .settled = pc__tcp_settled,
+    .links = pc__tcp_links,
     .unexpect = pc__tcp_unexpect,
     .poll = pc__tcp_poll,
     .arm = pc__tcp_arm,

@@ -157,6 +157,7 @@ int pc__tcp_send(struct pc_net_peer *base, const struct pc_send_op *op)
     int rc = push(conn, &frame, op->data);
     if (rc != PC_OK)
         return rc;
+    base->net->state.bytes[0] += op->nbytes;
     pc__net_told(op->edge);
     pc__net_dirty(base);
     if ((op->nbytes >= PC_SEND_AT_ONCE || pc__edge_holds_credit(op->edge)) && conn->fd >= 0
@@ -201,4 +202,13 @@ bool pc__tcp_settled(const struct pc_net_peer *base)
     for (uint32_t i = 0; i < peer->nconns; i++)
         settled = settled && arrived(peer->conns[i]);
     return settled;
+}
+
+uint32_t pc__tcp_links(const struct pc_net_peer *base, struct pc_link *out)
+{
+    const struct pc_tcp_peer *peer = (const struct pc_tcp_peer *)base;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < peer->nconns; i++)
+        n += pc__tcp_connection_count(peer->conns[i], &out[n]);
+    return n;
 }

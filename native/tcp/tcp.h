@@ -67,6 +67,8 @@ void pc__tcp_connection_keep(struct pc_tcp_connection *conn, char *keep);
 /* EPOLL_CTL_* on net->pause_epoll: for readable, and for writable if `full`. */
 int pc__tcp_connection_watch(struct pc_tcp_connection *conn, int operation);
 
+/* What the kernel has counted of the socket; false: it does not. */
+bool pc__tcp_connection_count(const struct pc_tcp_connection *conn, struct pc_link *out);
 /* Sends until the socket would block. A failure clears `writing`; its text is in `error`. */
 int pc__tcp_connection_flush(struct pc_tcp_connection *conn, struct pc_error *error);
 /* Receives. 1: that was all, 0: there may be more. A failure or the end of the stream clears
@@ -88,12 +90,13 @@ static inline char *pc__tcp_message(const struct pc_tcp_connection *conn)
 }
 void pc__tcp_unexpect(struct pc_net_edge *edge);
 
-/* peer.c: pc_net_ops's adopt, send, flush, connections and settled. */
+/* peer.c: pc_net_ops's adopt, send, flush, connections, settled and links. */
 int pc__tcp_adopt(struct pc_net_peer *peer, int fd);
 int pc__tcp_send(struct pc_net_peer *peer, const struct pc_send_op *op);
 bool pc__tcp_flush(struct pc_net_peer *peer);
 int pc__tcp_connections(const struct pc_net_peer *peer);
 bool pc__tcp_settled(const struct pc_net_peer *peer);
+uint32_t pc__tcp_links(const struct pc_net_peer *peer, struct pc_link *out);
 void pc__tcp_peer_flush(struct pc_tcp_connection *conn); /* sends from one connection's queue */
 /* The connection failed by `error`: drops its queue, and ends the peer with its last connection. */
 void pc__tcp_peer_lose(struct pc_tcp_connection *conn, const struct pc_error *error);

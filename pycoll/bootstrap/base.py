@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
@@ -64,6 +66,8 @@ class Bootstrap:
         #: What people call these ranks, alike on all of them.
         self.label = "job" if self.whole else f"{key} #{self.control.number:x}"
         self.secret = self.control.secret  #: a key that only these ranks know
+        #: What tells the job from others; it gives nothing away.
+        self.job_id = hmac.digest(star.secret, b"job", hashlib.sha256)[:8].hex()
         self.public = star.public  #: anybody could have joined: no pickle can be trusted
         self._star = star
         self._timeout = timeout

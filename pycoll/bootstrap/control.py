@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from pycoll.bootstrap.clock import Aligned
 from pycoll.bootstrap.control_plane import ControlPlane
 from pycoll.bootstrap.control_router import RANK, SECONDS
 from pycoll.bootstrap.framing import (
@@ -386,6 +387,19 @@ class Control:
         self.end(ClosedError(f"rank {self.rank} has closed its control plane"))
         with self._calling:  # held by none but the control thread, which may be who calls this
             return
+
+    @property
+    def job_rank(self) -> int:
+        """Return this rank's number in the whole job."""
+        return self.ranks[self.rank]
+
+    def align(self, seconds: float) -> Aligned | None:
+        """Find out how the clock here stands to that of a rank whom all ranks of the job ask.
+
+        Returns:
+            None: nobody has ever answered.
+        """
+        return self._plane.align(seconds)
 
     def job(self) -> tuple[Member, ...]:
         """Return where every rank of the whole job lives."""

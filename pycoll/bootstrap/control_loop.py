@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pycoll import log
+from pycoll.bootstrap.clock import answer
 from pycoll.bootstrap.control_router import RANK, SECONDS, ControlRouter, Outgoing
 from pycoll.bootstrap.control_socket import ANSWER_SECONDS, ControlSocket, silence_seconds
 from pycoll.bootstrap.failover import Failover
@@ -329,7 +330,9 @@ class ControlLoop:
 
     def _dispatch(self, frame: Frame) -> None:
         """Send a frame of this rank to the router, which may be in this process."""
-        if self._router:
+        if self._router and frame.kind is FrameType.TIME:
+            self._deliver_here(answer(frame, self._star.rank))
+        elif self._router:
             self._deliver(self._router.receive(self._star.rank, frame, time.monotonic()))
         else:
             self._queue(self._chief, frame)
@@ -431,6 +434,8 @@ class ControlLoop:
             if not 0 <= rank < self._star.size or rank == self._star.rank:
                 raise BootstrapError(f"rank {peer} says that rank {rank} has died")
             self._question(rank)
+        elif frame.kind is FrameType.TIME and frame.rank == peer:
+            self._queue(peer, answer(frame, self._star.rank))
         else:
             self._deliver(self._router.receive(peer, frame, time.monotonic()))
 

@@ -15,6 +15,7 @@ from collections import deque
 from typing import Protocol
 
 from pycoll import log
+from pycoll.bootstrap.clock import Aligned, AlignedClock
 from pycoll.bootstrap.control_loop import ControlLoop
 from pycoll.bootstrap.control_router import RANK
 from pycoll.bootstrap.framing import Frame, FrameType
@@ -80,6 +81,7 @@ class ControlPlane:
         # that takes another's place: the one before may not have passed it on.
         self._left: deque[list[Frame]] = deque(maxlen=REMEMBERED)
         self._ended: Exception | None = None
+        self._clock = AlignedClock(star.rank, self.post)
         self._loop: ControlLoop | None = None
         if star.size > 1:
             self._loop = ControlLoop(
@@ -141,6 +143,17 @@ class ControlPlane:
         else:
             self._loop.stop(farewell)
 
+    def align(self, seconds: float) -> Aligned | None:
+        """Find out how the clock here stands to that of whoever has the router; see `clock`.
+
+        Args:
+            seconds: How long that may take; on the control thread it takes none.
+        """
+        if self._loop is None:
+            return Aligned(self.star.rank, 0, 0)
+        silent = self._ended or self.forked or self.current()
+        return self._clock.align(0.0 if silent else seconds)
+
     def current(self) -> bool:
         """Tell whether the caller is the control thread."""
         return self._loop is not None and self._loop.current()
@@ -181,6 +194,8 @@ class ControlPlane:
             )
         if frame.kind is FrameType.LOST:
             self._lose(frame)
+        elif frame.kind is FrameType.TIME:
+            self._clock.hear(frame)
         elif control := self._controls.get(frame.group):  # else it was closed meanwhile
             control.deliver(frame)
 

@@ -61,6 +61,9 @@ class FrameType(enum.IntEnum):
     PROPOSED = 22  #: router to survivors: join this view (body: `Proposal`)
     CHOSEN = 23  #: router to survivors: all have (body: `Proposal`)
     OUT = 24  #: router to a survivor: no view has it (body: why)
+    #: member to whoever has the router: what time is it there (body: the time here, u64, in
+    #: nanoseconds); and back (body: the same, and the time there)
+    TIME = 25
 
 
 class Frame(NamedTuple):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from pycoll.bootstrap.seal import Seal, Seals
 from pycoll.errors import BootstrapError
 
-PROTOCOL = 6  #: raise it when frames change their meaning
+PROTOCOL = 7  #: raise it when frames change their meaning
 MAGIC = b"pycoll"
 PREFACE = struct.Struct("<6sHII32s")
 PROOF_BYTES = 32

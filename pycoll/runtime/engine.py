@@ -35,6 +35,8 @@ from pycoll.runtime.native import bindings, load
 from pycoll.runtime.net.connections import Connections
 from pycoll.runtime.op_order import OpOrder
 from pycoll.runtime.plan.agreement import Agreement, Selector, agree
+from pycoll.runtime.record import triggers
+from pycoll.runtime.record.recorder import Recorder
 from pycoll.runtime.side import Side
 from pycoll.runtime.waits import Waits
 
@@ -97,6 +99,7 @@ class Engine:
             bootstrap, config, gpu, reunion
         )
         introduce(bootstrap, self.world, config)
+        triggers.begin(config.record)
         if inherited:
             inherited.agree(summaries)
         self.number = bindings.comm_number(self.comm)
@@ -105,6 +108,10 @@ class Engine:
         self.heap = Heap(self.comm)
         self.side = side(self.comm, self.world)
         self.failure = self._make_failure()
+        self.failure.on_broken = triggers.broke
+        self.recorder = Recorder(
+            *(self.comm, bootstrap, self.world, self.side.device_name, self.failure.refused_text)
+        )
         near = self.world.hosts.count(self.world.hosts[self.world.rank])
         pause = slice_seconds(near, self.timeout)
         self.waits = Waits(self.comm, self.side, self.failure, self.life, self.timeout, pause)
@@ -125,6 +132,7 @@ class Engine:
         except BaseException as error:
             # First: behind it no callback runs on what is freed here.
             bootstrap.close(reason=failed(error))
+            self.recorder.close()
             self.heap.close()  # which owns the native communicator
             raise
         _open(self)
@@ -273,11 +281,14 @@ class Engine:
         """Take leave without waiting for anything; what is queued is dropped."""
         if self.life.over:
             return
-        if self.bootstrap.control.current() or self.links.current():
+        aside = self.bootstrap.control, self.links, self.recorder
+        if any(thread.current() for thread in aside):
             # Collected there, perhaps amid a callback that uses what would be freed here.
             threading.Thread(target=self.leave, args=(reason,)).start()
             return
+        triggers.settle()
         self.side.shut(reason)
+        self.recorder.close()
         with _freeing:
             self.life.closed = True
             _live.discard(self)
@@ -381,6 +392,7 @@ def _open(engine: Engine) -> None:
 
 def _leave_all() -> None:
     error = getattr(sys, "last_value", None)  # what ends the interpreter, if anything does
+    triggers.settle()
     for engine in list(_live):
         engine.leave(EXITED if error is None else failed(error))
 

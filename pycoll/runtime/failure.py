@@ -148,6 +148,8 @@ class Failure:
         self._said: dict[int, dict[int, str]] = {}
         #: Groups that some of the ranks are about to form, each with the causes it does not mind.
         self._forming: dict[Control, Container[int]] = {}
+        #: Told, on any thread, what broke the communicator, once.
+        self.on_broken: Callable[[PycollError], object] = lambda error: None
         self._moved = threading.Condition()
         self._refusals = Refusals(comm, self._moved)
 
@@ -310,6 +312,10 @@ class Failure:
         """Know of the messages that ranks were refused on another communicator of theirs."""
         for rank, text in other._refusals.last_messages():
             self._refusals.note(rank, 0, text)
+
+    def refused_text(self, number: int) -> str:
+        """Return what is told of a call that this rank was refused; empty: nothing any more."""
+        return self._refusals.text(self._rank, number)
 
     def interrupted(self, error: BaseException) -> None:
         """End the call that an exception (Ctrl-C) left unfinished in this thread, on every rank."""
@@ -592,10 +598,13 @@ class Failure:
         if isinstance(failure, MismatchError):
             failure = self._bereavement() or failure
         with self._moved:
-            if self.error is None:
+            first = self.error is None
+            if first:
                 self.error = failure
             self._moved.notify_all()
         bindings.comm_abort(self._comm, cause, peer, str(failure))
+        if first:
+            self.on_broken(failure)
         self._fail_forming()
 
     def _tell(self, kind: str, text: str) -> None:

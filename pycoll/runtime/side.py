@@ -13,6 +13,10 @@ class Side(Protocol):
     """What runs the calls of a communicator: threads of the host, or a GPU."""
 
     @property
+    def device_name(self) -> str:
+        """Return where calls run: "cpu", or such as "cuda:0"."""
+
+    @property
     def make_failure(self) -> Callable[..., Failure]:
         """Return what makes the object that knows of failures."""
 

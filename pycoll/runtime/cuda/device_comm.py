@@ -138,6 +138,11 @@ class DeviceComm:
         how = self._agreement, self.engine.once, "cuda", self.whole
         return Selection(self.world, *how, switch)
 
+    @property
+    def device_name(self) -> str:
+        """Return what others call the GPU."""
+        return f"cuda:{self.device}"
+
     def make_failure(
         self, comm: Any, control: Control, world: World, name: Callable[[int], str], _: Any
     ) -> DeviceFailure:

@@ -32,6 +32,7 @@ class HostSide:
     """What counts, refuses and waits for the calls of one native communicator."""
 
     make_failure = Failure
+    device_name = "cpu"
 
     def __init__(self, comm: Any, world: World) -> None:
         self._comm, self._rank = comm, world.rank

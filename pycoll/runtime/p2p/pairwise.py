@@ -16,6 +16,7 @@ from pycoll.dtypes import DType
 from pycoll.runtime.call_site import user_line
 from pycoll.runtime.native import bindings
 from pycoll.runtime.native.bindings import P2POp
+from pycoll.runtime.record.kinds import Kind
 from pycoll.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class PairwiseKinds:
     """The kinds of pairwise calls that were made on one engine, by which its failures name them."""
 
     def __init__(self, engine: Engine) -> None:
+        self._comm = engine.comm
         self._named = engine.failure.plans
         self._kinds: dict[tuple[str, DType, int | None], PairwiseKind] = {}
 
@@ -45,6 +47,7 @@ class PairwiseKinds:
         if kind is None:
             kind = self._kinds[what, dtype, root] = PairwiseKind(what, dtype, root)
             self._named[kind.signature] = kind
+            Kind(what, "pairwise", 0, dtype.name).name(self._comm, kind.signature)
         return kind
 
 

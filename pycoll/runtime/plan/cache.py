@@ -29,6 +29,7 @@ from pycoll.runtime.plan.call import BARRIER, Call, Wanted
 from pycoll.runtime.plan.earlier import SETTLED
 from pycoll.runtime.plan.geometry import Geometry, geometry
 from pycoll.runtime.plan.proof import Form, Proofs
+from pycoll.runtime.record.kinds import Kind
 from pycoll.schedule import COLLECTIVES, Algorithm, NotDirect
 from pycoll.schedule.trace import forget
 
@@ -286,6 +287,13 @@ class PlanCache:
             call.nbytes,
         )
         engine.failure.plans[signature] = made
+        Kind(
+            call.purpose.partition("(")[0] or call.collective + "v" * bool(call.counts),
+            choice.algorithm,
+            call.nbytes,
+            call.dtype.name,
+            call.op.name.lower() if COLLECTIVES[call.collective].reduces else "",
+        ).name(engine.comm, signature)
         return made
 
     def _load(self, one: _Lowered, root: int) -> Any:

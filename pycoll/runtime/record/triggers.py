@@ -1,0 +1,156 @@
+"""Triggers: a record is written when a communicator breaks, and on SIGUSR1, by a thread of its own.
+
+The main thread may hang in a call, and whoever finds out that a communicator broke holds locks.
+The thread exists only where PYCOLL_RECORD says where to; it sleeps until there is something to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import tempfile
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from pycoll import log
+from pycoll.errors import described
+from pycoll.runtime.native import trace
+
+#: How long the calls of a communicator that broke may take to end, so that the record shows it.
+_ENDING_SECONDS = 0.1
+#: How long a communicator that is closed waits for a record of it.
+_SETTLE_SECONDS = 5.0
+
+_SIGNAL = "SIGUSR1"
+
+
+class Triggers:
+    """What makes a process write records.
+
+    Args:
+        directory: Where to.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._reasons: deque[str] = deque()
+        self._settled = threading.Event()
+        self._settled.set()
+        self._woken = os.eventfd(0, os.EFD_CLOEXEC)
+        self._signalled = trace.signal_watch(signal.SIGUSR1)
+        if self._signalled is None:
+            log.warning("record", "%s is handled by the program: it writes no record", _SIGNAL)
+        self._thread = threading.Thread(target=self._run, name="pycoll-record", daemon=True)
+        self._thread.start()
+
+    def broke(self, error: BaseException) -> None:
+        """Write a record, as this broke a communicator; any thread may say it."""
+        self._settled.clear()
+        self._reasons.append(described(error))
+        os.eventfd_write(self._woken, 1)
+
+    def settle(self) -> None:
+        """Wait until there is no record to be written, before a communicator goes."""
+        if threading.current_thread() is not self._thread:
+            self._settled.wait(_SETTLE_SECONDS)
+
+    def _run(self) -> None:
+        watched = [fd for fd in (self._woken, self._signalled) if fd is not None]
+        while True:
+            ready, _, _ = select.select(watched, [], [])
+            for fd in ready:
+                os.eventfd_read(fd)
+            try:
+                if self._woken in ready:
+                    time.sleep(_ENDING_SECONDS)
+                reasons = [self._reasons.popleft() for _ in range(len(self._reasons))]
+                if self._signalled in ready:
+                    reasons.append(_SIGNAL)
+                self._write("; ".join(reasons))
+            finally:
+                if not self._reasons:
+                    self._settled.set()
+
+    def _write(self, reason: str) -> None:
+        from pycoll.runtime.record.recorder import any_live, record
+
+        try:
+            if any_live():
+                made = record(reason)
+                path = write(made, self._directory)
+                log.info("record", "rank %d: wrote %s, as of %s", made["rank"], path, reason)
+        except OSError as error:
+            log.warning("record", "no record can be written: %s", described(error))
+
+
+def recorded(reason: str, path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """Return a record, which is written to ``path`` if there is one.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    from pycoll.runtime.record.recorder import record
+
+    made = record(reason)
+    if path is not None:
+        write(made, Path(path))
+    return made
+
+
+def write(made: dict[str, Any], to: Path) -> Path:
+    """Write a record to a file, or into a directory under a name of its own; return which file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if to.is_dir() or not to.suffix:
+        to.mkdir(parents=True, exist_ok=True)
+        to /= f"pycoll-record.{made['job']}.{made['rank']}.json"
+    # Under another name first: whoever reads it meanwhile gets the one before.
+    handle, name = tempfile.mkstemp(prefix=f".{to.name}.", dir=to.parent)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(made, file)
+        os.chmod(name, 0o644)
+        os.replace(name, to)
+    except BaseException:
+        os.unlink(name)
+        raise
+    return to
+
+
+_triggers: Triggers | None = None
+
+
+def begin(directory: Path | None) -> None:
+    """Have this process write records, if that is wanted; the first directory counts."""
+    global _triggers
+    if directory is not None and _triggers is None:
+        _triggers = Triggers(directory)
+
+
+def broke(error: BaseException) -> None:
+    """Write a record, if that is wanted, as this broke a communicator."""
+    if _triggers:
+        _triggers.broke(error)
+
+
+def settle() -> None:
+    """Wait for a record that is to be written."""
+    if _triggers:
+        _triggers.settle()
+
+
+def _forget() -> None:
+    global _triggers
+    if _triggers:
+        trace.signal_forget(signal.SIGUSR1)
+    _triggers = None
+
+
+os.register_at_fork(after_in_child=_forget)
