@@ -7,14 +7,13 @@
 #include <unistd.h>
 #include "pycoll.h"
 
-static int descriptor = -1;
+static int descriptors[NSIG]; /* plus one, so that 0 is none */
 
 static void handle(int signal)
 {
     const uint64_t one = 1;
     int before = errno;
-    (void)signal;
-    if (write(descriptor, &one, sizeof one) < 0) { /* it is full: that says as much */
+    if (write(descriptors[signal] - 1, &one, sizeof one) < 0) { /* it is full: that says as much */
     }
     errno = before;
 }
@@ -22,21 +21,28 @@ static void handle(int signal)
 int pc_signal_watch(int signal)
 {
     struct sigaction now, mine = {.sa_handler = handle, .sa_flags = SA_RESTART};
+    if (signal <= 0 || signal >= NSIG)
+        return PC_INVALID;
     if (sigaction(signal, NULL, &now) != 0 || now.sa_handler != SIG_DFL)
         return PC_BUSY;
-    if (descriptor < 0)
-        descriptor = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (descriptor < 0 || sigaction(signal, &mine, NULL) != 0)
+    int found = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (found < 0)
         return PC_SYSTEM;
-    return descriptor;
+    descriptors[signal] = found + 1;
+    if (sigaction(signal, &mine, NULL) != 0) {
+        close(found);
+        return PC_SYSTEM;
+    }
+    return found;
 }
 
 void pc_signal_forget(int signal)
 {
     struct sigaction now, none = {.sa_handler = SIG_DFL};
+    if (signal <= 0 || signal >= NSIG || descriptors[signal] == 0)
+        return;
     if (sigaction(signal, NULL, &now) == 0 && now.sa_handler == handle)
         sigaction(signal, &none, NULL);
-    if (descriptor >= 0)
-        close(descriptor);
-    descriptor = -1;
+    close(descriptors[signal] - 1);
+    descriptors[signal] = 0;
 }

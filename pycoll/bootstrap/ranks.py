@@ -162,9 +162,18 @@ class Ranks:
                 self._end(signal.SIGPIPE)
         if signals in ready:
             for came in os.read(signals, 4096):
-                self._reap() if came == signal.SIGCHLD else self._end(came)
+                self._heed(came)
         if self._until is not None and time.monotonic() >= self._until:
             self._step()
+
+    def _heed(self, came: int) -> None:
+        if came == signal.SIGCHLD:
+            self._reap()
+        elif came == signal.SIGUSR1:  # theirs, as mpirun does: they may write records
+            for rank in self._running():
+                rank.process.send_signal(came)
+        else:
+            self._end(came)
 
     def _read(self, fd: int) -> None:
         _, lines = self._streams[fd]

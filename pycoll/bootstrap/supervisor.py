@@ -16,7 +16,8 @@ from typing import NoReturn
 from pycoll.bootstrap import processes
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  #: what asks a job to end
-_AWAITED = {signal.SIGCHLD, signal.SIGTSTP, *ENDINGS}
+_AWAITED = {signal.SIGCHLD, signal.SIGTSTP, signal.SIGUSR1, *ENDINGS}
+_PIPED = (signal.SIGCHLD, signal.SIGUSR1, *ENDINGS)  #: what the worker hears of by its pipe
 
 
 def supervise(work: Callable[[], int]) -> int:
@@ -63,7 +64,7 @@ def signal_pipe() -> int:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, *ENDINGS):
+    for number in _PIPED:
         # Ctrl-C may be ignored, as in what a shell's script starts in the background.
         if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
@@ -99,7 +100,7 @@ def fork() -> int:
 def no_signal_pipe() -> None:
     """Undo `signal_pipe` in a rank that is a fork, whose descriptors are closed."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, *ENDINGS):
+    for number in _PIPED:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pycoll.runtime.join import World
 
 FORMAT = "pycoll-record-1"
-#: How long a record waits for the rank by whose clock times are aligned.
+#: How long a record waits for that rank, unless it must be there soon.
 ALIGN_SECONDS = 1.0
 
 _live: dict[int, Recorder] = {}
@@ -139,21 +139,20 @@ class Recorder:
         ]
 
 
-def any_live() -> bool:
-    """Tell whether there is a communicator to tell of."""
-    return bool(_live)
-
-
-def record(reason: str) -> dict[str, Any]:
-    """Return what all communicators of this process did last; there is at least one.
+def record(reason: str, seconds: float = ALIGN_SECONDS) -> dict[str, Any]:
+    """Return what all communicators of this process did last.
 
     Args:
         reason: Why it is made.
+        seconds: How long to wait for the rank by whose clock times are aligned.
     """
     global _reader
-    newest = list(_live.copy().values())[-1]
+    live = list(_live.copy().values())
+    if not live:
+        return {"comms": []}
+    newest = live[-1]
     control = newest.bootstrap.control
-    aligned = control.align(ALIGN_SECONDS)
+    aligned = control.align(seconds)
     with _reading:
         before, _reader = _reader, threading.get_ident()
         try:

@@ -25,9 +25,10 @@ from pycoll.runtime.native import trace
 _ENDING_SECONDS = 0.1
 #: How long a communicator that is closed waits for a record of it.
 _SETTLE_SECONDS = 5.0
-
-_SIGNAL = "SIGUSR1"
-
+#: How long the clocks' alignment may take then: whoever carries the control plane may be gone.
+_ALIGN_SECONDS = 0.3
+#: By which a record is written, where the program does not handle them itself.
+WATCHED = (signal.SIGUSR1, signal.SIGTERM)
 
 class Triggers:
     """What makes a process write records.
@@ -39,52 +40,67 @@ class Triggers:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._reasons: deque[str] = deque()
-        self._settled = threading.Event()
-        self._settled.set()
+        self._turn = threading.Condition()
+        self._busy = False  #: the thread is at a record
+        self._told = False  #: there is a record of an error
         self._woken = os.eventfd(0, os.EFD_CLOEXEC)
-        self._signalled = trace.signal_watch(signal.SIGUSR1)
-        if self._signalled is None:
-            log.warning("record", "%s is handled by the program: it writes no record", _SIGNAL)
+        #: Descriptor → signal. Launchers end ranks by SIGTERM as soon as another has died.
+        self._signalled: dict[int, signal.Signals] = {}
+        for number in WATCHED:
+            fd = trace.signal_watch(number)
+            if fd is not None:
+                self._signalled[fd] = number
+            elif number == signal.SIGUSR1:
+                log.warning("record", "SIGUSR1 is handled by the program: it writes no record")
         self._thread = threading.Thread(target=self._run, name="pycoll-record", daemon=True)
         self._thread.start()
 
     def broke(self, error: BaseException) -> None:
         """Write a record, as this broke a communicator; any thread may say it."""
-        self._settled.clear()
         self._reasons.append(described(error))
         os.eventfd_write(self._woken, 1)
 
     def settle(self) -> None:
         """Wait until there is no record to be written, before a communicator goes."""
         if threading.current_thread() is not self._thread:
-            self._settled.wait(_SETTLE_SECONDS)
+            with self._turn:
+                self._turn.wait_for(lambda: not (self._busy or self._ready(0)), _SETTLE_SECONDS)
+
+    def _ready(self, seconds: float | None) -> list[int]:
+        return select.select([self._woken, *self._signalled], [], [], seconds)[0]
 
     def _run(self) -> None:
-        watched = [fd for fd in (self._woken, self._signalled) if fd is not None]
         while True:
-            ready, _, _ = select.select(watched, [], [])
-            for fd in ready:
-                os.eventfd_read(fd)
-            try:
-                if self._woken in ready:
-                    time.sleep(_ENDING_SECONDS)
-                reasons = [self._reasons.popleft() for _ in range(len(self._reasons))]
-                if self._signalled in ready:
-                    reasons.append(_SIGNAL)
-                self._write("; ".join(reasons))
-            finally:
-                if not self._reasons:
-                    self._settled.set()
+            self._ready(None)
+            with self._turn:
+                self._busy = True
+                ready = self._ready(0)
+                for fd in ready:
+                    os.eventfd_read(fd)
+            came = [self._signalled[fd] for fd in ready if fd != self._woken]
+            if signal.SIGTERM in came or self._woken in ready:
+                time.sleep(_ENDING_SECONDS)  # another rank has died, mostly, and calls end
+            reasons = [self._reasons.popleft() for _ in range(len(self._reasons))]
+            # Behind an error's record comes nothing that says more.
+            if reasons or signal.SIGUSR1 in came or not self._told:
+                self._write("; ".join([*reasons, *(number.name for number in came)]))
+            self._told = self._told or bool(reasons)
+            with self._turn:
+                self._busy = False
+                self._turn.notify_all()
+            if signal.SIGTERM in came:
+                trace.signal_forget(signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def _write(self, reason: str) -> None:
-        from pycoll.runtime.record.recorder import any_live, record
+        from pycoll.runtime.record.recorder import record
 
         try:
-            if any_live():
-                made = record(reason)
+            made = record(reason, _ALIGN_SECONDS)
+            if made["comms"]:  # else all were closed meanwhile
                 path = write(made, self._directory)
                 log.info("record", "rank %d: wrote %s, as of %s", made["rank"], path, reason)
-        except OSError as error:
+        except Exception as error:  # what came of it must not end the thread
             log.warning("record", "no record can be written: %s", described(error))
 
 
@@ -149,7 +165,8 @@ def settle() -> None:
 def _forget() -> None:
     global _triggers
     if _triggers:
-        trace.signal_forget(signal.SIGUSR1)
+        for number in WATCHED:
+            trace.signal_forget(number)
     _triggers = None
 
 
