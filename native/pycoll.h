@@ -223,10 +223,10 @@ struct pc_trace_label {
 /* What a rank's communicator notes of its calls, in its shared memory. */
 struct pc_trace {
     uint64_t magic;
-    uint64_t waits, waited_ns;   /* of all calls */
-    uint64_t unlabelled;         /* calls of no label that is here */
-    uint64_t reserved[4];        /* labels and events begin at lines of the cache */
-    char about[PC_TRACE_ABOUT];  /* of the communicator, as Python writes it */
+    uint64_t waits, waited_ns;  /* of all calls */
+    uint64_t unlabelled;        /* calls of no label that is here */
+    uint64_t reserved[4];       /* labels and events begin at lines of the cache */
+    char about[PC_TRACE_ABOUT]; /* of the communicator, as Python writes it */
     struct pc_trace_label labels[PC_TRACE_LABELS]; /* a hash table */
     struct pc_trace_event events[PC_TRACE_EVENTS]; /* call n's at n mod that many */
 };
@@ -395,8 +395,9 @@ void pc_trace_clock(uint64_t *ticks, uint64_t *ns);
  * its network does not count so. */
 uint32_t pc_comm_links(struct pc_comm *comm, uint32_t peer, struct pc_link *out);
 
-/* Has a signal, which nothing handles yet (else BUSY), raise an eventfd; returns the descriptor, which
- * does not block. forget: it is as before, and the descriptor is closed; in a child of fork, too. */
+/* Has a signal, which nothing handles yet (else BUSY), raise an eventfd; returns the descriptor,
+ * which does not block. forget: it is as before, and the descriptor is closed; in a child of fork,
+ * too. */
 int pc_signal_watch(int signal);
 void pc_signal_forget(int signal);
 

@@ -22,8 +22,7 @@ void pc__trace_sent(struct pc_comm *comm)
 }
 
 /* The label of a signature, or of none (0) the first place that is free for it; NULL: neither. */
-static struct pc_trace_label *find(struct pc_trace *trace, uint64_t signature,
-                                   uint64_t otherwise)
+static struct pc_trace_label *find(struct pc_trace *trace, uint64_t signature, uint64_t otherwise)
 {
     for (uint64_t k = 0; k < PROBES; k++) {
         struct pc_trace_label *label = &trace->labels[(signature + k) % PC_TRACE_LABELS];

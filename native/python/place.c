@@ -33,7 +33,7 @@ struct known {
 
 static const struct layout *layout; /* NULL: not known */
 static struct known table[CODES];
-static PyObject *codes;  /* list, by number */
+static PyObject *codes;   /* list, by number */
 static PyObject *folders; /* tuple of those whose code is none of the user's */
 
 static inline const char *at(const char *base, uint16_t offset)

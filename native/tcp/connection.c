@@ -210,7 +210,8 @@ int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_error *err
     return 0;
 }
 
-/* The time in which all that was on its way waited for the peer to read is none of the network's. */
+/* The time in which all that was on its way waited for the peer to read is none of the network's.
+ */
 bool pc__tcp_connection_count(const struct pc_tcp_connection *conn, struct pc_link *out)
 {
     struct tcp_info info = {0};

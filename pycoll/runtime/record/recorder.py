@@ -91,9 +91,7 @@ class Recorder:
             kind = Kind.read(text)
             one = found.setdefault(kind.call, CallStats())
             by = one.algorithms | {kind.algorithm: one.algorithms.get(kind.algorithm, 0) + calls}
-            found[kind.call] = CallStats(
-                one.calls + calls, one.nbytes + calls * kind.nbytes, by
-            )
+            found[kind.call] = CallStats(one.calls + calls, one.nbytes + calls * kind.nbytes, by)
         net = verbs.comm_net_state(self._comm)
         return Stats(
             calls=bindings.status_read(self._comm, self._world.rank).sequence,

@@ -30,6 +30,7 @@ _ALIGN_SECONDS = 0.3
 #: By which a record is written, where the program does not handle them itself.
 WATCHED = (signal.SIGUSR1, signal.SIGTERM)
 
+
 class Triggers:
     """What makes a process write records.
 
