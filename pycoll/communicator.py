@@ -1675,8 +1675,8 @@ class Communicator:
                 ``pycoll-record.JOB.RANK.json``.
 
         Raises:
+            UsageError: The file cannot be written.
             ClosedError: The communicator is closed.
-            OSError: The file cannot be written.
 
         Example:
             >>> comm.barrier()

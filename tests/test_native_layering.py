@@ -122,7 +122,7 @@ QUESTIONS = {
         *("gpu/device_comm.c", "gpu/ipc.c"),
     },
     # is there more to poll, and to sleep on, than memory
-    "pc__has_net": {"core/progress.c", "core/wait.c", "core/wakeup.c", "p2p/p2p.c"},
+    "pc__has_net": {"core/progress.c", "core/trace.h", "core/wait.c", "core/wakeup.c", "p2p/p2p.c"},
 }
 #: Where the answers are: once each, in the functions of these names.
 _ANSWERS = re.compile(r"(?:->|\.)(?:edge|net) *[!=]= *NULL|!\w+->(?:net|edge)\b|(?:->|\.)mapped\b")

@@ -212,6 +212,8 @@ static inline bool pc__net_expects(const struct pc_net *net)
     return net->ops->unexpect != NULL;
 }
 
+/* Writes to `bytes` of PC_MAX_RAILS what was sent on each so far; others may read them meanwhile. */
+void pc__net_sent(const struct pc_net *net, uint64_t *bytes);
 /* The next message that the thread of the call waits for. Its memory may be written from now on,
  * until the message has come, or pc__net_unexpect returns. */
 void pc__net_expect(struct pc_net_edge *edge, const struct pc_net_expected *expected);

@@ -15,12 +15,6 @@ void pc__trace_begin(struct pc_comm *comm)
     comm->trace->magic = MAGIC;
 }
 
-void pc__trace_sent(struct pc_comm *comm)
-{
-    for (uint32_t rail = 0; rail < PC_MAX_RAILS; rail++)
-        PC_NOTE(comm->event->bytes[rail], comm->net->state.bytes[rail]);
-}
-
 /* The label of a signature, or of none (0) the first place that is free for it; NULL: neither. */
 static struct pc_trace_label *find(struct pc_trace *trace, uint64_t signature, uint64_t otherwise)
 {

@@ -21,7 +21,6 @@
 /* trace.c */
 void pc__trace_begin(struct pc_comm *comm); /* in the new arena */
 void pc__trace_count(struct pc_trace *trace, uint64_t signature);
-void pc__trace_sent(struct pc_comm *comm);
 
 static inline void pc__trace_enter(struct pc_comm *comm, uint64_t sequence, uint64_t signature,
                                    uint64_t nbytes)
@@ -75,7 +74,7 @@ static inline void pc__trace_leave(struct pc_comm *comm, int code)
     struct pc_trace_event *e = comm->event;
     PC_NOTE(e->code, (uint32_t)-code);
     if (pc__has_net(comm))
-        pc__trace_sent(comm);
+        pc__net_sent(comm->net, e->bytes);
     __atomic_store_n(&e->finished, pc__ticks(), __ATOMIC_RELEASE);
 }
 

@@ -705,6 +705,12 @@ int pc_comm_net_state(struct pc_comm *comm, struct pc_net_state *out)
     return PC_OK;
 }
 
+void pc__net_sent(const struct pc_net *net, uint64_t *bytes)
+{
+    for (uint32_t rail = 0; rail < PC_MAX_RAILS; rail++)
+        __atomic_store_n(&bytes[rail], net->state.bytes[rail], __ATOMIC_RELAXED);
+}
+
 uint32_t pc_comm_links(struct pc_comm *comm, uint32_t peer, struct pc_link *out)
 {
     struct pc_net *net = comm->net;

@@ -99,7 +99,6 @@ class Engine:
             bootstrap, config, gpu, reunion
         )
         introduce(bootstrap, self.world, config)
-        triggers.begin(config.record)
         if inherited:
             inherited.agree(summaries)
         self.number = bindings.comm_number(self.comm)
@@ -108,10 +107,7 @@ class Engine:
         self.heap = Heap(self.comm)
         self.side = side(self.comm, self.world)
         self.failure = self._make_failure()
-        self.failure.on_broken = triggers.broke
-        self.recorder = Recorder(
-            *(self.comm, bootstrap, self.world, self.side.device_name, self.failure.refused_text)
-        )
+        self.recorder = self._make_recorder()
         near = self.world.hosts.count(self.world.hosts[self.world.rank])
         pause = slice_seconds(near, self.timeout)
         self.waits = Waits(self.comm, self.side, self.failure, self.life, self.timeout, pause)
@@ -335,7 +331,14 @@ class Engine:
 
         control = self.bootstrap.control
         name = self.bootstrap.describe
-        return self.side.make_failure(self.comm, control, self.world, name, elsewhere)
+        made = self.side.make_failure(self.comm, control, self.world, name, elsewhere)
+        made.on_broken = triggers.broke
+        return made
+
+    def _make_recorder(self) -> Recorder:
+        triggers.begin(self._config.record)
+        name, refused = self.side.device_name, self.failure.refused_text
+        return Recorder(self.comm, self.bootstrap, self.world, name, refused)
 
     def forked(self) -> None:
         """In the child of a fork: let go; everything belongs to the parent."""
@@ -392,6 +395,8 @@ def _open(engine: Engine) -> None:
 
 def _leave_all() -> None:
     error = getattr(sys, "last_value", None)  # what ends the interpreter, if anything does
+    if error is not None and _live:
+        triggers.broke(error)
     triggers.settle()
     for engine in list(_live):
         engine.leave(EXITED if error is None else failed(error))

@@ -129,7 +129,7 @@ def test_a_frame_of_another_connection_or_direction_is_not_believed(frame):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ((0, 0, 0, 0, 0), r"^control frame: kind is 0\.0, want 1\.0 to 24\.0$"),
+        ((0, 0, 0, 0, 0), r"^control frame: kind is 0\.0, want 1\.0 to 25\.0$"),
         ((77, 0, 0, 0, 0), r"^control frame: kind is 77\.0, want"),
         ((1, 3, 0, 0, 0), r"^control frame: kind is 1\.3, want"),
         ((1, 0, 257, 0, 0), r"^control frame: the key has 257 bytes, at most 256$"),

@@ -53,7 +53,7 @@ def test_a_proof_convinces_only_its_own_conversation():
     [
         (
             Preface(3, 4, 9, b""),
-            r"^rank 3 speaks protocol 9, rank 0 wants 6: same pycoll version on all ranks\?$",
+            r"^rank 3 speaks protocol 9, rank 0 wants 7: same pycoll version on all ranks\?$",
         ),
         (Preface(3, 5, PROTOCOL, b""), r"^rank 3 has size 5, rank 0 has size 4$"),
         (Preface(4, 4, PROTOCOL, b""), r"^a process says it is rank 4, want 0 to 3$"),

@@ -308,7 +308,7 @@ def test_the_right_one_of_several_addresses_is_found(listener, secret, together)
     [
         (
             Preface(3, 4, 9, bytes(32)),
-            r"^rank 3 speaks protocol 9, rank 0 wants 6: same pycoll version on all ranks\?$",
+            r"^rank 3 speaks protocol 9, rank 0 wants 7: same pycoll version on all ranks\?$",
         ),
         (Preface(3, 5, PROTOCOL, bytes(32)), r"^rank 3 has size 5, rank 0 has size 4$"),
         (Preface(9, 4, PROTOCOL, bytes(32)), r"^a process says it is rank 9, want 0 to 3$"),
@@ -342,7 +342,7 @@ def test_a_newer_rank_0_is_named_by_the_older_rank(listener, secret, together):
             receive(sock, 1)
 
     _, outcome = together(newer, lambda: rendezvous.join([address(listener)], 1, 2, secret, soon()))
-    with pytest.raises(BootstrapError, match=r"^rank 0 speaks protocol 9, rank 1 wants 6: same "):
+    with pytest.raises(BootstrapError, match=r"^rank 0 speaks protocol 9, rank 1 wants 7: same "):
         raise outcome
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pycoll import log
-from pycoll.errors import described
+from pycoll.errors import UsageError, described, quoted
 from pycoll.runtime.native import trace
 
 #: How long the calls of a communicator that broke may take to end, so that the record shows it.
@@ -109,13 +109,19 @@ def recorded(reason: str, path: str | os.PathLike[str] | None) -> dict[str, Any]
     """Return a record, which is written to ``path`` if there is one.
 
     Raises:
-        OSError: It cannot be written.
+        UsageError: It cannot be written.
     """
     from pycoll.runtime.record.recorder import record
 
     made = record(reason)
     if path is not None:
-        write(made, Path(path))
+        try:
+            write(made, Path(path))
+        except (OSError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"record: path is {quoted(path)}, want a file or a directory that can be written "
+                f"({described(error)})"
+            ) from None
     return made
 
 
