@@ -40,6 +40,7 @@ LAW = {
             "files",
             "installed",
             "log",
+            "order",
             "sysfs",
         },
         {"schedule", "topology"},
