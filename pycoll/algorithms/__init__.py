@@ -78,6 +78,9 @@ BUILTIN: tuple[Algorithm, ...] = (
     scatter.direct,
 )
 
+#: That the choice looks at only where the fixed order is asked for: they are for nothing else.
+FOR_FIXED_ORDER = frozenset({"ordered_chain", "ordered_hierarchical"})
+
 _NAMED = {(a.collective.name, a.name): a for a in BUILTIN}
 
 
