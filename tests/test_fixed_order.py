@@ -117,6 +117,10 @@ def test_the_bits_are_those_of_a_loop_over_the_ranks(monkeypatch: pytest.MonkeyP
             def rank() -> int:
                 chosen = Chosen()
                 with pycoll.init(selector=chosen, order="fixed", timeout=60) as comm:
+                    hosts = set(places)
+                    assert comm.transport == ("tcp" if len(hosts) > 1 else "shm")
+                    flat = len(hosts) in (1, len(places))
+                    assert comm._engine.world.placement.flat == flat
                     return every_way(comm, chosen)
 
             found = pycoll.spawn(rank, len(places), timeout=200)
