@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import pycoll
-from pycoll import Communicator, MismatchError, UsageError
+from pycoll import Communicator, MismatchError, ScheduleError, UsageError
 from pycoll.bootstrap import job
 from pycoll.cost import Choice, Question
 from pycoll.runtime.host import locality
 from pycoll.runtime.native import bindings, codes
+from pycoll.runtime.plan import cache
 
 pytestmark = pytest.mark.native
 
@@ -114,7 +115,7 @@ def test_the_bits_are_those_of_a_loop_over_the_ranks(monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             play(places, patch)
 
-            def rank() -> int:
+            def rank(places: str) -> int:
                 chosen = Chosen()
                 with pycoll.init(selector=chosen, order="fixed", timeout=60) as comm:
                     hosts = set(places)
@@ -123,7 +124,7 @@ def test_the_bits_are_those_of_a_loop_over_the_ranks(monkeypatch: pytest.MonkeyP
                     assert comm._engine.world.placement.flat == flat
                     return every_way(comm, chosen)
 
-            found = pycoll.spawn(rank, len(places), timeout=200)
+            found = pycoll.spawn(rank, len(places), places, timeout=200)
             assert len(set(found)) == 1
             total += found[0]
     assert total >= 200
@@ -179,6 +180,8 @@ def test_an_order_of_a_call_and_of_the_communicator() -> None:
                 assert got(comm, order="fixed") == want
                 assert got(comm, algorithm="ring") != want
                 assert got(comm, order="free", algorithm="ring") != want
+            with pytest.raises(UsageError, match="algorithm is a tuple"):
+                got(comm, algorithm=(None, "fixed"))  # which is not how a plan is found
             plan = comm.plan("allreduce", xs[comm.rank].copy(), order="fixed")
             assert "fixed order" in repr(plan)
             assert bits(plan()) == want
@@ -248,6 +251,21 @@ def test_ranks_that_ask_for_different_orders() -> None:
             pytest.raises(MismatchError, match=r"allreduce\(sum, float64, 4 elements, fixed order"),
         ):
             comm.allreduce(np.ones(4), order=order)  # type: ignore[call-overload]
+
+    pycoll.spawn(rank, 2, timeout=100)
+
+
+def test_a_rank_whose_program_was_not_compared_runs_nothing() -> None:
+    def rank() -> None:
+        current = job.current()
+        assert current is not None
+        kind: type[pycoll.PycollError] = MismatchError
+        text = "rank 1"
+        if current.rank == 1:
+            cache.code_of = lambda blob: bytes(8)
+            kind, text = ScheduleError, "rank 1 would run another program than the one that was"
+        with pycoll.init(timeout=60) as comm, pytest.raises(kind, match=text):
+            comm.allreduce(np.ones(4), order="fixed")
 
     pycoll.spawn(rank, 2, timeout=100)
 

@@ -46,9 +46,9 @@ class Dispatcher:
 
     def run(self, name: str, x: Any, out: Any, options: CallOptions, async_op: bool = False) -> Any:
         """Run or queue a collective; see its method in `Communicator`."""
-        kind, op, options = self._check(name, options)
+        kind, op, fixed = self._check(name, options)
         if kind.lists and isinstance(x, _LISTS):
-            call = self._listed(kind, x, out, op, options)
+            call = self._listed(kind, x, out, op, options._replace(fixed=fixed))
             return call.submit() if async_op else call.run()
         out = x if kind.out == "x" else out
         if not async_op and options.repeats:
@@ -57,13 +57,15 @@ class Dispatcher:
                 found = self._cuda.again(kind, x, out, op, options)
             if found is not None:
                 return found[0]
+        options = options._replace(fixed=fixed)
         request = self._request(kind, x, out, op, options)
         executor = self._executor(request.device)
         return executor.submit(request, options) if async_op else executor.run(request, options)
 
     def bind(self, name: str, x: Any, out: Any, options: CallOptions) -> Plan:
         """Bind a collective to its arrays."""
-        kind, op, options = self._check(name, options)
+        kind, op, fixed = self._check(name, options)
+        options = options._replace(fixed=fixed)
         if kind.lists and isinstance(x, _LISTS):
             return self._listed(kind, x, out, op, options).bind()
         if kind.out == "x" and out is not None:
@@ -103,10 +105,8 @@ class Dispatcher:
         device = operands.together((view for pair in pairs for view in pair), kind.name)
         return self._executor(device).listed(kind, pairs, op, options)
 
-    def _check(
-        self, name: str, options: CallOptions
-    ) -> tuple[CollectiveKind, ReduceOp, CallOptions]:
-        """Return what a call is, and its options with the order in which it folds."""
+    def _check(self, name: str, options: CallOptions) -> tuple[CollectiveKind, ReduceOp, bool]:
+        """Return what a call is, how it folds, and whether in the fixed order."""
         who = (options.purpose and options.method) or name
         self.engine.life.require_usable(who)
         asked = options.algorithm
@@ -130,11 +130,9 @@ class Dispatcher:
         fixed = self.engine.fixed and kind.collective.reduces
         if isinstance(asked, Ordered):
             fixed = require_order(name, asked.order) == FIXED
-            if not kind.collective.reduces:
-                raise UsageError(
-                    f"{name}: order is {asked.order!r}, but it folds nothing; pass None"
-                )
-        return kind, reduce_op(options.op), options._replace(fixed=True) if fixed else options
+            if fixed and not kind.collective.reduces:
+                raise UsageError(f"{name}: order is 'fixed', but it folds nothing; pass None")
+        return kind, reduce_op(options.op), fixed
 
     def _request(
         self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, options: CallOptions

@@ -29,7 +29,7 @@ from pycoll.runtime.plan.call import BARRIER, Call, Wanted
 from pycoll.runtime.plan.earlier import SETTLED
 from pycoll.runtime.plan.geometry import Geometry, geometry
 from pycoll.runtime.plan.options import Ordered
-from pycoll.runtime.plan.proof import Form, Proofs, digest_of
+from pycoll.runtime.plan.proof import Form, Proofs, code_of
 from pycoll.schedule import COLLECTIVES, Algorithm, NotDirect
 from pycoll.schedule.trace import forget
 
@@ -265,7 +265,7 @@ class PlanCache:
             if not self._engine.world.direct:  # for direct forms peers' steps are wanted again
                 forget()
             peers = frozenset((peer + root) % self._size for peer in own.peers)
-            code = digest_of(own.blob)
+            code = code_of(own.blob)
             found = _Lowered(form, own.digest, peers, own.record, own.blob, code)
             self._known[form, root] = found
         return found

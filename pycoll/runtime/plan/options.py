@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 if TYPE_CHECKING:
@@ -80,11 +81,12 @@ class Bound(TypedDict, total=False):
     order: OrderName | None
 
 
-class Ordered(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ordered:
     """An algorithm, and an order other than the communicator's.
 
     They are one value, as plans are found by what was asked for: the native dispatchers take any
-    that has a hash.
+    that has a hash. It is no tuple, which a user's own could equal.
     """
 
     algorithm: Wanted

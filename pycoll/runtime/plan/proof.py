@@ -106,7 +106,7 @@ class Proofs:
             form: What is lowered.
             record: Its proof.
             rank: This one, as if the root were rank 0.
-            code: `digest_of` this rank's Program.
+            code: `code_of` this rank's Program.
             timeout: Seconds to wait for the rank that finds it out; None: the communicator's.
 
         Raises:
@@ -134,7 +134,7 @@ class Proofs:
         require_small(form.algorithm, size, form.placement)
         programs = [record.finished(self._lower(form, record, rank)) for rank in range(size)]
         text = difference(programs, form.algorithm.collective, form.average)
-        return [text, *(digest_of(program.to_bytes()).hex() for program in programs)]
+        return [text, *(code_of(program.to_bytes()).hex() for program in programs)]
 
     def _identity(self, form: Form) -> int:
         return identity(form.algorithm, self._engine.world.size, form.placement)
@@ -239,7 +239,7 @@ class Proofs:
         return Record.from_json(found_once(engine.once, subject, prove, timeout))
 
 
-def digest_of(blob: bytes) -> bytes:
+def code_of(blob: bytes) -> bytes:
     """Return what tells a Program from every other."""
     return hashlib.blake2b(blob, digest_size=8).digest()
 
