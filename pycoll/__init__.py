@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pycoll.bootstrap import spawn
     from pycoll.communicator import Communicator, init, join, joining
     from pycoll.interop.mpi import from_mpi
+    from pycoll.profiler import CallEvent, Profiler, register_profiler
     from pycoll.runtime.plan.persistent import Plan
     from pycoll.runtime.work import Work
     from pycoll.schedule import (
@@ -54,6 +55,7 @@ __all__ = [
     "Algorithm",
     "BootstrapError",
     "BrokenError",
+    "CallEvent",
     "ClosedError",
     "CollectiveTimeout",
     "Communicator",
@@ -64,6 +66,7 @@ __all__ = [
     "PeerLostError",
     "Plan",
     "PostconditionError",
+    "Profiler",
     "PycollError",
     "RaceError",
     "RevokedError",
@@ -86,6 +89,7 @@ __all__ = [
     "joining",
     "reduce",
     "reduce_scatter",
+    "register_profiler",
     "scatter",
     "spawn",
     "verify",
@@ -101,6 +105,9 @@ _HOMES = {
     "join": "pycoll.communicator",
     "joining": "pycoll.communicator",
     "from_mpi": "pycoll.interop.mpi",
+    "CallEvent": "pycoll.profiler",
+    "Profiler": "pycoll.profiler",
+    "register_profiler": "pycoll.profiler",
     "Plan": "pycoll.runtime.plan.persistent",
     "Work": "pycoll.runtime.work",
     "ScheduleBuilder": "pycoll.schedule",

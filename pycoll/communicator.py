@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
@@ -17,6 +17,7 @@ from pycoll.groups import Groups
 from pycoll.objects import Objects
 from pycoll.order import FIXED, FREE, require_order
 from pycoll.point_to_point import PointToPoint
+from pycoll.profiler import CallEvent, Calls, Profiler
 from pycoll.runtime.plan.options import CallOptions, Ordered
 from pycoll.vector_collectives import VectorCollectives
 
@@ -300,7 +301,9 @@ class Communicator:
         self._exchange = self._messages.exchange()
         self._counted = VectorCollectives(engine, self._collectives, self._messages)
         self._objects = Objects(engine, self._collectives, self._counted)
+        self._together = self._messages.together
         self._groups = Groups(engine, self._collectives)
+        self._calls = Calls(self)  # last: where a profiler is registered it changes the others
         finalizer = weakref.finalize(self, engine.leave)
         finalizer.atexit = False  # the engine sees to that itself
 
@@ -856,7 +859,9 @@ class Communicator:
         """
         asked = algorithm if order is None else self._asked(algorithm, order)
         options = CallOptions(op, root, counts, asked, timeout)
-        return self._collectives.plan(collective, x, out, options)
+        made = self._collectives.plan(collective, x, out, options)
+        self._calls.bound(made, collective, x, out, options)
+        return made
 
     @overload
     def allgatherv(
@@ -1652,6 +1657,30 @@ class Communicator:
         if on_host:
             return self._engine.selection.explain(collective, count, wanted)
         return self._collectives.launch.on(device, "explain").explain(collective, count, wanted)
+
+    def register_profiler(self, callback: Callable[[CallEvent], object]) -> Profiler:
+        """Have a function told before and after each call of this communicator, by this rank.
+
+        Those of communicators that are made of it are not told; `pycoll.register_profiler` is for
+        all, and says what a callback may do. While there is one, calls take longer.
+
+        Args:
+            callback: Takes a `CallEvent`.
+
+        Returns:
+            The Profiler; `Profiler.close` ends it.
+
+        Raises:
+            UsageError: ``callback`` is nothing that can be called.
+            ClosedError: The communicator is closed.
+
+        Example:
+            >>> with comm.register_profiler(lambda event: print(event.phase, event.sequence)):
+            ...     comm.barrier()
+            begin 1
+            end 1
+        """
+        return self._calls.register(callback)
 
     def close(self) -> None:
         """Finish queued work, take leave of the other ranks and free everything.

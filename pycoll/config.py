@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from pycoll.errors import UsageError, quoted
 from pycoll.fabric import Fabric, Rails
 from pycoll.order import FREE, ORDERS, OrderName
+from pycoll.verbosity import Verbosity
 
 PREFIX = "PYCOLL_"
 #: Ranks of a job, whichever launcher counts them: a slip is refused, a large machine is not.
@@ -317,8 +318,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "log",
         "nothing",
-        "debug, info or warning",
-        _one_of("debug", "info", "warning"),
+        "level,subject=level,...:file",
+        Verbosity.parse,
         "Whether anybody reads what a job decides, while all goes well, is known to its user.",
     ),
 )
@@ -351,7 +352,7 @@ class Config:
     cuda_register: str = "auto"  #: peers open the arrays of users, too
     gpu_rdma: str = "auto"  #: how NICs reach GPU memory; "dmabuf", "peermem": by nothing else
     unproved: bool = False  #: what takes too long to prove runs as it is
-    log: str | None = None  #: from which level on standard error shows what is decided
+    log: Verbosity | None = None  #: from which level on what is decided is shown, and where
     #: setting's name → "default", "environment" or "argument"
     origins: Mapping[str, str] = field(
         default_factory=lambda: MappingProxyType({s.name: "default" for s in SETTINGS}),

@@ -38,6 +38,10 @@ class PointToPoint:
             self._engine, self._owner(), lambda: self._collectives.launch.cuda.transfers
         )
 
+    def together(self, *call: Any) -> Any:
+        """Run messages that are one call of all ranks; see `Transfers.together`."""
+        return self.transfers.together(*call)
+
     def exchange(self) -> Callable[..., Any]:
         """Return what serves ``exchange``: it takes (sends, recvs, async_op, timeout)."""
         exchange = self._engine.dispatcher.exchange

@@ -20,6 +20,7 @@ CLASSES: tuple[type, ...] = (
 )
 FUNCTIONS = (
     *(pycoll.init, pycoll.from_mpi, pycoll.spawn, pycoll.verify.verify, pycoll.algorithm),
+    pycoll.register_profiler,
     *(algorithms.get, algorithms.names, algorithms.hierarchical),
     *(topology.cluster, topology.fabric, topology.load, topology.save, topology.tree),
     *(topology.probe, cost.choose, cost.explain, cost.predict, cost.selector),

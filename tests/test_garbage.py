@@ -258,6 +258,8 @@ def communicator_rows(comm: Any) -> dict[str, Row]:
             pass
 
     rows["on_stream"] = Row(on_stream, {"stream": 0}, {"stream": "five true"})
+    called = {"callback": print}, {"callback": "builtin"}
+    rows["register_profiler"] = Row(closing(comm.register_profiler), *called)
 
     # A message to oneself waits for its other end: it is queued, and goes with a communicator.
     def queued(name: str, peer: str) -> Callable[..., None]:
@@ -341,6 +343,9 @@ def function_rows() -> dict[str, Row]:
             },
         ),
         "joining": Row(pycoll.joining, {}),
+        "register_profiler": Row(
+            closing(pycoll.register_profiler), {"callback": print}, {"callback": "builtin"}
+        ),
         "from_mpi": Row(  # without mpi4py nobody gets as far as the others, which are init's
             pycoll.from_mpi,
             {"comm": 5},
@@ -866,6 +871,8 @@ EXEMPT = {
     "Communicator": "made by init",
     "Plan": "made by plan",
     "Work": "made by async_op",
+    "CallEvent": "made for profilers",
+    "Profiler": "made by register_profiler",
     **dict.fromkeys(
         ("allgather", "allreduce", "alltoall", "broadcast", "gather", "reduce", "reduce_scatter"),
         "a Collective, which nobody calls",

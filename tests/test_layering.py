@@ -20,6 +20,7 @@ COMMUNICATOR = {
     "point_to_point",
     "objects",
     "groups",
+    "profiler",
 }
 ABOVE = (
     *("bootstrap", "runtime", "arrays", *COMMUNICATOR),
@@ -42,6 +43,7 @@ LAW = {
             "log",
             "order",
             "sysfs",
+            "verbosity",
         },
         {"schedule", "topology"},
         {"algorithms", "passes"},

@@ -84,6 +84,13 @@ static int build(struct pc_device_comm *dc, struct pc_device_plan *p)
 {
     int form = p->shape.direct != 0;
     const uint32_t instances[2] = {p->shape.instances, p->shape.direct};
+    int blocks = pc__device_image_blocks(p->plan, form, instances);
+    if (blocks < 0)
+        return pc__fail(dc->error, PC_INVALID, -1,
+                        "%u and %u instances of %u and %u channels, want at most %u blocks",
+                        instances[0], instances[1], p->plan->staged->nchannels,
+                        form ? p->plan->direct->nchannels : 0, PC_MAX_BLOCKS);
+    p->shape.blocks = (uint32_t)blocks;
     int rc = make_scratch(dc, pc__device_image_scratch(p->plan, form, instances));
     size_t nbytes = pc__device_image_bytes(p->plan, form, instances);
     void *image = nbytes == 0 ? NULL : aligned_alloc(PC_CHUNK_UNIT, pc__page_up(nbytes));
@@ -95,7 +102,6 @@ static int build(struct pc_device_comm *dc, struct pc_device_plan *p)
         rc = pc__device_image_build(p->plan, form, instances, p->shape.packets, p->number,
                                     &dc->edges, image, p->image, dc->error);
     if (rc == PC_OK) {
-        p->shape.blocks = ((const struct pc_device_image *)image)->nblocks;
         p->args = pc__device_image_args(image, p->image);
         p->args.proxied = dc->proxied;
         rc = pc__device_comm_upload(dc, p->image, image, nbytes);

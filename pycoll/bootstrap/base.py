@@ -37,7 +37,12 @@ class Bootstrap:
     """
 
     def __init__(
-        self, name: str, star: Star, timeout: float, control: Control | None = None
+        self,
+        name: str,
+        star: Star,
+        timeout: float,
+        control: Control | None = None,
+        key: str = "",
     ) -> None:
         if star.public and star.rank == 0 and control is None:
             warnings.warn(
@@ -56,6 +61,8 @@ class Bootstrap:
         self.size = self.control.size
         self.members: tuple[Member, ...] = self.control.members
         self.whole = not self.control.number  #: the job, not a group of it
+        #: What people call these ranks, alike on all of them.
+        self.label = "job" if self.whole else f"{key} #{self.control.number:x}"
         self.secret = self.control.secret  #: a key that only these ranks know
         self.public = star.public  #: anybody could have joined: no pickle can be trusted
         self._star = star
@@ -74,7 +81,8 @@ class Bootstrap:
                 this with the same arguments.
             key: Given to no earlier group of the same ranks.
         """
-        return Bootstrap(self.name, self._star, self._timeout, self.control.group(ranks, key))
+        control = self.control.group(ranks, key)
+        return Bootstrap(self.name, self._star, self._timeout, control, key)
 
     def allgather(self, blob: bytes, timeout: float | None = None) -> list[bytes]:
         """Give every rank's blob to every rank; every rank calls it in the same order.

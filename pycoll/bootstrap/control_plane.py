@@ -14,10 +14,11 @@ import weakref
 from collections import deque
 from typing import Protocol
 
+from pycoll import log
 from pycoll.bootstrap.control_loop import ControlLoop
 from pycoll.bootstrap.control_router import RANK
 from pycoll.bootstrap.framing import Frame, FrameType
-from pycoll.bootstrap.reasons import EXITED
+from pycoll.bootstrap.reasons import CLOSED, EXITED
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.errors import BootstrapError, UsageError
 
@@ -198,6 +199,9 @@ class ControlPlane:
     def _lose(self, frame: Frame) -> None:
         assert self._loop is not None
         self._loop.gone(frame.rank)
+        if frame.rank not in self._lost and frame.key not in (CLOSED, EXITED):
+            text = "rank %d: rank %d of the job is gone: %s"
+            log.warning("control", text, self.star.rank, frame.rank, frame.key)
         self._lost.setdefault(frame.rank, frame.key)
         for control in self._controls.copy().values():
             control.lose(frame.rank, frame.key)

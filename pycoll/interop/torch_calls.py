@@ -42,7 +42,7 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
         self._comm = maker.comm
         self._engine = maker.engine
         super().__init__(self._comm.rank, self._comm.size)
-        self._pointers = self._engine.dispatcher.pointers
+        self._pointers = self._native = self._engine.dispatcher.pointers
         self._entered = threading.RLock()  #: reentrant: a signal handler may call, and is refused
         self._over = Done()  #: one for all blocking calls: making one costs more than the rest
         self._seconds: float | None = None  #: of a call, if not the communicator's
@@ -50,6 +50,11 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
         self._beside = Beside()
         self._coalesced: list[Pending] | None = None  #: begun since torch began to coalesce
         _GROUPS.add(self)
+        self._comm._calls.shortcut(self)
+
+    def detour(self, on: bool) -> None:
+        """Leave all calls to the communicator, whose profilers see them, or do so no more."""
+        self._pointers = _unserved if on else self._native
 
     def _at_once(self, number: int, x: Tensor, out: Tensor, op: int, root: int = 0) -> bool:
         """Run a blocking call by a plan that is known; False if it takes Python to make one.
@@ -172,12 +177,11 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
     ) -> Call:
         """Return a call of all ranks in which every array goes straight where it belongs."""
         self._engine.life.require_usable(what)
-        transfers = self._comm._transfers
-        found = batch.exchange(transfers.place, sends, recvs)
+        found = batch.exchange(self._comm._transfers.place, sends, recvs)
 
         def call(asynchronous: bool, timeout: float | None) -> Any:
             with self._engine.order.begins(what):
-                return transfers.together(what, found, root, timeout, asynchronous)
+                return self._comm._together(what, found, root, timeout, asynchronous)
 
         return call
 
@@ -187,6 +191,10 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
         if asked is not None and asked.total_seconds() > 0:
             return seconds(asked)
         return self._seconds
+
+
+def _unserved(*call: Any) -> None:
+    """Serve no call, as `Dispatcher.pointers` says that."""
 
 
 def _forked() -> None:

@@ -14,6 +14,7 @@ _OURS = (
     "pycoll.groups",
     "pycoll.point_to_point",
     "pycoll.objects",
+    "pycoll.profiler",
     "pycoll.runtime.",
     "pycoll.interop.",
     "contextlib",  # of what is made for a block

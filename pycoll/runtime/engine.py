@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pycoll import log
 from pycoll.arrays import driver
 from pycoll.bootstrap import Bootstrap
 from pycoll.bootstrap.reasons import CLOSED, EXITED
@@ -21,12 +22,14 @@ from pycoll.errors import (
     PeerLostError,
     PycollError,
     UsageError,
+    counted,
     described,
 )
 from pycoll.order import FIXED
 from pycoll.runtime.failure import Failure
 from pycoll.runtime.host.heap import Heap
 from pycoll.runtime.host.side import HostSide, slice_seconds
+from pycoll.runtime.introduce import introduce
 from pycoll.runtime.join import Begin, Reunion, World, join, of_some
 from pycoll.runtime.life import Life
 from pycoll.runtime.native import bindings, load
@@ -94,6 +97,7 @@ class Engine:
         self.world, self.comm, self.arenas, self._said, summaries = join(
             bootstrap, config, gpu, reunion
         )
+        introduce(bootstrap, self.world, config)
         if inherited:
             inherited.agree(summaries)
         self.number = bindings.comm_number(self.comm)
@@ -264,6 +268,8 @@ class Engine:
         self.waits.finish_pending()
         if self.calling():
             raise UsageError("close: another thread is inside a call on this communicator")
+        calls = self.calls()
+        log.debug("group", "rank %d: closes after %s", self.world.rank, counted(calls, "call"))
         self.leave(reason)
 
     def leave(self, reason: str = EXITED) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from pycoll import log
 from pycoll.bootstrap import grown, lobby, newcomer
 from pycoll.bootstrap.base import Bootstrap
-from pycoll.errors import BrokenError, PeerLostError
+from pycoll.errors import BrokenError, PeerLostError, counted
 from pycoll.runtime.engine import Engine, failed
 from pycoll.runtime.native import load
 from pycoll.runtime.plan.agreement import plug_in
@@ -46,6 +47,9 @@ def meet(
     """
     star = grown.meet(old, count, address, secret, load.version(), seconds)
     made = _enter(star, old.name, config, agreement.asked)
+    if made.world.rank == 0:
+        new = counted(count, "newcomer")
+        log.info("group", "%s: the last of %d ranks", new, made.world.size)
     old.close()
     return made
 

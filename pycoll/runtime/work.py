@@ -169,6 +169,24 @@ class Work(Generic[R]):
             self._engine.waits.settled(self)
         return self._error
 
+    def _tell_end(self, told: Callable[[PycollError | None], object]) -> None:
+        """Call ``told`` with what went wrong, once, in the thread that finds out that it is over.
+
+        In a graph that is captured nobody finds out: it is told at once that it is in there.
+        """
+        settle = self.exception
+
+        def exception() -> PycollError | None:
+            error = settle()
+            if vars(self).pop("exception", None) is not None:  # several threads may come here
+                told(error)
+            return error
+
+        if self._parts:
+            vars(self)["exception"] = exception
+        else:
+            told(self._error)
+
     def _finished(self, seconds: float) -> bool:
         self._engine.life.require_own("wait")
         until = time.monotonic() + seconds

@@ -189,6 +189,7 @@ def test_what_is_found_comes_with_its_speed_and_layer(machine) -> None:
         True,
         False,
         (),
+        ("mlx5_2:1 is down: plug in its cable, or ip link set its interface up",),
     )
 
 
@@ -217,6 +218,26 @@ def test_data_of_a_gpu_goes_by_the_nearest_rails(distances) -> None:
     assert names(rails.choose(ports, 1, GPU)) == ["mlx5_0:1"]  # whatever is not known is far
     del distances["mlx5_0"]
     assert names(rails.choose(ports, 1, GPU)) == ["mlx5_1:1", "mlx5_3:1"]  # by the NUMA node
+
+
+def test_it_is_said_why_a_port_is_no_rail(machine, distances) -> None:
+    local = b"\xfe\x80" + bytes(14)
+    ports = [port(f"mlx5_{n}", numa_node=n % 2) for n in range(2)]
+    slow = port("ib0", link_layer=INFINIBAND, speed=1)
+    machine(*ports, port("mlx5_9", state=1), port("bare", gid=local), slow)
+    assert rails.find(None, 0).others == (
+        "mlx5_1:1 is farther from the memory of this rank",
+        "mlx5_9:1 is down: plug in its cable, or ip link set its interface up",
+        "bare:1 has only a link-local address",
+        "ib0:1 is InfiniBand, of which there is less bandwidth",
+    )
+    machine(*(port("a", n) for n in range(1, 10)))
+    assert rails.find(None, 0).others == ("a:9 is one more than 8",)
+    machine(*ports)
+    assert rails.find(Rails.parse("mlx5_1"), 0).others == ("mlx5_0:1 is not named",)
+    machine(port("mlx5_0"), port("mlx5_1"))
+    distances |= {"mlx5_0": Distance.ROOT, "mlx5_1": Distance.SWITCH}
+    assert rails.find(None, 0, GPU).others == ("mlx5_0:1 is farther from the GPU",)
 
 
 def test_of_named_rails_the_farther_ones_are_told(machine, distances) -> None:
@@ -249,7 +270,7 @@ def test_a_device_that_only_the_kernel_sees_is_one(machine) -> None:
 
 def test_without_a_device_that_is_said(machine) -> None:
     machine()
-    assert rails.find(None, 0) == ((), (), "", (), "there is no RDMA device", False, False, ())
+    assert rails.find(None, 0) == ((), (), "", (), "there is no RDMA device", False, False, (), ())
 
 
 def test_named_rails_are_taken_as_they_are_named(machine) -> None:

@@ -191,7 +191,7 @@ class Ranks:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Have a rail, and say what the engine was told to open."""
     calls: list[Any] = []
-    found = LocalRails((Rail("a", 1),), (8_000,), "Ethernet")
+    found = LocalRails((Rail("a", 1),), (8_000,), "Ethernet", others=("b:1 is down",))
     monkeypatch.setattr(rails, "find", lambda named, memory, gpu: found)
     monkeypatch.setattr(verbs, "comm_rails", lambda comm, fabric, some, *_: calls.append(some))
     monkeypatch.setattr(bindings, "comm_net", lambda comm, name: calls.append(name))
@@ -217,7 +217,9 @@ def test_the_log_says_which_transport_and_why(opened, caplog, other, wanted, sai
         agree(Ranks(0, other), wanted)
     assert re.search(said, caplog.messages[-1])
     assert {record.name for record in caplog.records} == {"pycoll.transport"}
-    assert ("rank 0: RDMA ports a:1" in caplog.messages) == (wanted == "auto")
+    mine = "rank 0: RDMA ports a:1 (8e-06 Gb/s), Ethernet"
+    assert (mine in caplog.messages) == (wanted == "auto")
+    assert ("rank 0: RDMA ports left out: b:1 is down" in caplog.messages) == (wanted == "auto")
 
 
 @pytest.mark.parametrize("asks", ["verbs", "rails"])

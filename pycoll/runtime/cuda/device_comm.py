@@ -212,6 +212,8 @@ class DeviceComm:
         self._gpudirect = gpudirect.how(self.comm, direct)
         ways = reach.ways(world, mine, unreached, gpudirects)
         self.reach, self.lacks = zip(*ways, strict=True)
+        where = self.device, bindings_cuda.device(self.device).name, self.blocks
+        log.info("cuda", "rank %d: GPU %d (%s), at most %d blocks a call", world.rank, *where)
         for line in reach.told(world.rank, self.reach, self.lacks):
             log.info("cuda", "rank %d: %s", world.rank, line)
         reaches = [peer in mine and peer != world.rank for peer in range(world.size)]

@@ -64,7 +64,9 @@ class Connections:
         if self._remote:
             host = bootstrap.address(config.iface)
             listener = listen(host, len(self._remote))
-            mine = f"{host} {listener.getsockname()[1]}".encode()
+            port = listener.getsockname()[1]
+            mine = f"{host} {port}".encode()
+            log.info("net", "rank %d: ranks of other hosts come to %s:%d", world.rank, host, port)
         try:
             blobs = bootstrap.allgather(mine, config.timeout)
             self._addresses = {peer: address(peer, blobs[peer]) for peer in self._remote}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pycoll.errors import UnavailableError
@@ -41,6 +41,7 @@ class LocalRails(NamedTuple):
     device: bool = True  #: this machine has an RDMA device, of use or not
     software: bool = False  #: one of them is the kernel's work
     far: tuple[bool, ...] = ()  #: of each, whether another is nearer to the GPU; (): none is
+    others: tuple[str, ...] = ()  #: the ports that it does not use, each with the reason
 
     @classmethod
     def of(cls, ports: Sequence[Port], rails: tuple[Rail, ...], gpu: str) -> LocalRails:
@@ -73,9 +74,12 @@ def find(named: Rails | None, memory: int, gpu: str = "") -> LocalRails:
     if named is not None:
         if lack:
             raise UnavailableError(f"PYCOLL_RAILS is {named}, but {lack}")
-        return LocalRails.of(ports, pick(ports, named), gpu)
+        found = LocalRails.of(ports, pick(ports, named), gpu)
+        unnamed = [p for p in ports if Rail(p.device, p.port) not in _places(found.rails)]
+        return found._replace(others=tuple(f"{name(p)} is not named" for p in unnamed))
     if chosen := choose([port for port in ports if not flaw(port)], memory, gpu):
-        return LocalRails.of(ports, chosen, gpu)
+        found = LocalRails.of(ports, chosen, gpu)
+        return found._replace(others=tuple(_others(ports, found, memory, gpu)))
     lack = lack or "; ".join(f"{name(port)} {flaw(port)}" for port in ports)
     return LocalRails(lack=lack or "there is no RDMA device", device=bool(ports) or seen())
 
@@ -98,6 +102,29 @@ def choose(usable: Sequence[Port], memory: int, gpu: str = "") -> tuple[Rail, ..
     fastest = sorted(near(of_kind[best], memory, gpu), key=lambda port: (-port.speed, _order(port)))
     chosen = sorted(fastest[:MAX_RAILS], key=_order)  # alike on alike hosts: rail i meets rail i
     return tuple(Rail(port.device, port.port) for port in chosen)
+
+
+def _places(rails: Sequence[Rail]) -> set[Rail]:
+    return {Rail(rail.device, rail.port) for rail in rails}
+
+
+def _others(ports: Sequence[Port], found: LocalRails, memory: int, gpu: str) -> Iterator[str]:
+    """Say of the ports that were not chosen why not, as `choose` went about it."""
+    chosen = [port for port in ports if Rail(port.device, port.port) in found.rails]
+    for port in ports:
+        if port in chosen:
+            continue
+        if why := flaw(port):
+            pass
+        elif _link_local(port) and not any(map(_link_local, chosen)):
+            why = "has only a link-local address"
+        elif not set(kinds(port)).intersection(*map(kinds, chosen)):
+            why = f"is {', or '.join(kinds(port))}, of which there is less bandwidth"
+        elif port not in near([*chosen, port], memory, gpu):
+            why = f"is farther from {'the GPU' if gpu else 'the memory of this rank'}"
+        else:
+            why = f"is one more than {MAX_RAILS}"
+        yield f"{name(port)} {why}"
 
 
 def near(ports: Sequence[Port], memory: int, gpu: str = "") -> list[Port]:

@@ -156,12 +156,10 @@ def agree(
     remote = memory is not None
     if wanted.transport == LIBFABRIC:
         return _agree_libfabric(comm, bootstrap, wanted, hosts, remote, timeout, again)
-    mine = None if memory is None else _open(comm, wanted, memory, timeout)
+    mine = None if memory is None else _open(comm, wanted, memory, timeout, bootstrap.rank)
     if mine and not mine.layer and wanted.transport != VERBS and providers.possible():
         place = _place(bootstrap, wanted, hosts)
         mine = mine._replace(provider=providers.fast(wanted.provider, place))
-    if mine and mine.speeds:
-        log.info("transport", "rank %d: RDMA ports %s", bootstrap.rank, ", ".join(mine.speeds))
     if again:
         alone = _alone(mine, bootstrap.rank, len(hosts))
         if trouble := decide(alone, wanted.transport == VERBS, bootstrap.describe).trouble:
@@ -321,7 +319,7 @@ def decide(
     return Selected(TCP, warning=_by_tcp(_told(lacks, name)) if expected else "")
 
 
-def _open(comm: Any, wanted: NetOptions, memory: int, timeout: float) -> Capability:
+def _open(comm: Any, wanted: NetOptions, memory: int, timeout: float, rank: int) -> Capability:
     try:
         found = rails.find(wanted.rails, memory, wanted.gpu)
     except UnavailableError as error:
@@ -335,6 +333,10 @@ def _open(comm: Any, wanted: NetOptions, memory: int, timeout: float) -> Capabil
     except (UnavailableError, OSError) as error:
         return Capability(lack=_reason(error)[:_REASON], device=True)
     speeds = {f"{r.device}:{r.port}": n for r, n in zip(found.rails, found.speeds, strict=True)}
+    ports = [f"{name} ({n / 1e9:g} Gb/s)" if n else name for name, n in speeds.items()]
+    log.info("transport", "rank %d: RDMA ports %s, %s", rank, ", ".join(ports), found.layer)
+    if found.others:
+        log.info("transport", "rank %d: RDMA ports left out: %s", rank, "; ".join(found.others))
     return Capability(
         found.layer, device=True, speeds=speeds, kinds=found.kinds, software=found.software
     )

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pycoll import log
 from pycoll.errors import UsageError
 from pycoll.order import FREE
 
@@ -66,6 +67,10 @@ def agree(
                 f"order is {theirs['order']!r} on rank {rank} and {said[0]['order']!r} on rank 0; "
                 "give all ranks the same, by init(order=...) or PYCOLL_ORDER"
             )
+    if tuning and world.rank == 0:
+        log.info("selection", "by what `pycoll tune` has measured before the model")
+    if wanted and world.rank == 0:
+        log.info("selection", "by a selector: %s", wanted)
     chosen = selector if callable(selector) else plug_in(wanted)
     unproved = all(theirs["unproved"] for theirs in said.values())
     return Agreement(said[0]["tuning"], chosen, unproved, said[0]["order"], wanted)

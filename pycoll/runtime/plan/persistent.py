@@ -67,14 +67,18 @@ class Plan(Generic[R]):
         """
         try:
             done = self._launch()
-            if done.__class__ is int:
-                self._engine.waits.finish(done, self._timeout)
-                done = self._result
-            result: R = done
+            result: R = done if done.__class__ is not int else self._finished(done)
             return result
         except BaseException as error:
             self._engine.order.refused(self._text, error)
             raise
+
+    def _finished(self, done: Any) -> Any:
+        """Return the result of a launch, which may have given a code: that call is not over."""
+        if done.__class__ is int:
+            self._engine.waits.finish(done, self._timeout)
+            done = self._result
+        return done
 
     def __repr__(self) -> str:
         shape = "" if self.shape is None else f", {self.shape}"

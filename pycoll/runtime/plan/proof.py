@@ -13,6 +13,7 @@ import hashlib
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from pycoll import log
 from pycoll.algorithms import BUILTIN
 from pycoll.bootstrap.framing import MAX_BLOB
 from pycoll.errors import ScheduleError
@@ -199,6 +200,8 @@ class Proofs:
         if found is None:
             try:
                 certified = None if whole else self._certified(form)
+                if certified and self._engine.world.rank == 0:
+                    _say(certified, form)
                 found = certified or self._shared(form, whole, timeout)
             except NotDirect as error:
                 found = error
@@ -222,7 +225,7 @@ class Proofs:
         engine, world = self._engine, self._engine.world
 
         def prove() -> object:
-            return gate(
+            record = gate(
                 form.algorithm,
                 world.size,
                 slots=world.slots,
@@ -232,7 +235,9 @@ class Proofs:
                 cache=engine.cache,
                 whole=whole,
                 unproved=engine.unproved,
-            ).to_json()
+            )
+            _say(record, form, f" in {engine.cache}" if record.verdict.origin == "cache" else "")
+            return record.to_json()
 
         number = identity(form.algorithm, world.size, form.placement)
         subject = "proof", number, form.direct, form.average, world.slots, whole
@@ -250,6 +255,13 @@ def _other_program(form: Form, world: World) -> str:
         "program than the one that was proved; an algorithm may depend on its arguments and on "
         "nothing else that differs between ranks, or between two runs"
     )
+
+
+def _say(record: Record, form: Form, where: str = "") -> None:
+    """Log by what a form is known to be correct; one rank does, for all."""
+    kind = ", direct" * form.direct + ", average" * form.average
+    name = f"{form.algorithm.collective.name}{kind}"
+    log.info("proof", "%s: %s%s", name, record.verdict, where)
 
 
 def _own(record: Record, program: Program) -> Own:
