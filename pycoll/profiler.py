@@ -364,7 +364,8 @@ class Calls:
     def _order_of(self, asked: Asked) -> str | None:
         if asked.op is None:
             return None
-        return self._order if asked.order is None else _known(asked.order, str)
+        known: str | None = _known(asked.order, str)
+        return self._order if asked.order is None else known
 
     def _ran(self, views: list[ArrayView | None]) -> str | None:
         """Return the algorithm of the host's last call, which is over."""
