@@ -1,133 +1,19 @@
-"""The fixed order: the same bits from every algorithm, transport, placement and tile."""
+"""The fixed order as a user asks for it, what is refused, and what `explain` says of it."""
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from ordered_folds import DTYPES, MOST, ORDERED, bits, in_order, messages
 
 import pycoll
 from pycoll import Communicator, MismatchError, ScheduleError, UsageError
 from pycoll.bootstrap import job
-from pycoll.cost import Choice, Question
-from pycoll.runtime.host import locality
-from pycoll.runtime.native import bindings, codes
 from pycoll.runtime.plan import cache
 
 pytestmark = pytest.mark.native
-
-Array = np.ndarray[Any, Any]
-
-#: Where ranks are: one digit for each, the number of its host. Hosts reach each other by TCP.
-PLACES = ("000", "0000", "0011", "0101", "00011", "012")
-ORDERED = {
-    "allreduce": ("one_shot", "two_shot", "flat_tree", "ordered_chain", "ordered_hierarchical"),
-    "reduce": ("direct", "two_shot", "ordered_chain", "ordered_hierarchical"),
-    "reduce_scatter": ("direct", "ordered_hierarchical"),
-}
-DTYPES = ("float32", "float64", "float16")
-TILES = (64, 1 << 18)
-MOST = 6000  #: elements of a message
-
-
-def play(places: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the ranks that will be spawned be on these hosts."""
-    connect, mine = bindings.comm_connect, lambda: places[job.current().rank]  # type: ignore[union-attr]
-
-    def connected(comm: Any, peer: int, blob: bytes) -> Any:
-        return codes.UNMAPPABLE if places[peer] != mine() else connect(comm, peer, blob)
-
-    monkeypatch.setattr(bindings, "comm_connect", connected)
-    monkeypatch.setattr(locality, "boot_id", lambda: f"host {mine()}")
-    monkeypatch.setenv("PYCOLL_TRANSPORT", "tcp")
-
-
-def messages(size: int, dtype: str) -> list[Array]:
-    """Return what the ranks bring: of many magnitudes, so that another order gives other bits."""
-    random = np.random.default_rng(24)
-    most = 4 if dtype == "float16" else 12
-    scale = 10.0 ** random.integers(-most, most, MOST)
-    return [(random.normal(size=MOST) * scale * 3.0**-rank).astype(dtype) for rank in range(size)]
-
-
-def in_order(xs: list[Array]) -> Array:
-    """Return the fold that the documentation promises."""
-    with np.errstate(all="ignore"):
-        return functools.reduce(np.add, xs)
-
-
-def bits(x: Array) -> bytes:
-    return np.ascontiguousarray(x).tobytes()
-
-
-class Chosen:
-    """A selector that chooses what it is told next."""
-
-    def __init__(self) -> None:
-        self.algorithm, self.tile = "", 0
-
-    def __call__(self, question: Question) -> Choice:
-        assert question.order == "fixed"
-        return Choice(self.algorithm, self.tile, False, self.algorithm, "told")
-
-
-def call(comm: Communicator, name: str, x: Array, turn: int, at_root: bool, **how: Any) -> Any:
-    """Make a call, in place or not, on arrays of `empty` or not."""
-    empty: Callable[..., Array] = comm.empty if turn & 1 else np.empty
-    mine, out = empty(x.size, x.dtype), None
-    mine[...] = x
-    if turn & 2:
-        count = x.size // comm.size if name == "reduce_scatter" else x.size
-        out = empty(count, x.dtype) if name != "reduce" or at_root else None
-    return getattr(comm, name)(mine, out, **how)
-
-
-def every_way(comm: Communicator, chosen: Chosen) -> int:
-    """Compare the bits of every way to make a call; return how many these are."""
-    ways, size = 0, comm.size
-    for name, algorithms in ORDERED.items():
-        for algorithm, dtype, tile in itertools.product(algorithms, DTYPES, TILES):
-            chosen.algorithm, chosen.tile = algorithm, tile
-            ways += 1
-            # Of another length: else the plan of the call before it would serve this one.
-            count = MOST // size // 2 * size - size * ways
-            root = ways % size if name == "reduce" else 0
-            xs = [x[:count] for x in messages(size, dtype)]
-            want = in_order(xs[root:] + xs[:root])
-            how = {"root": root} if name == "reduce" else {}
-            got = call(comm, name, xs[comm.rank], ways, comm.rank == root, **how)
-            if name == "reduce_scatter":
-                want = np.split(want, size)[comm.rank]
-            if name == "reduce" and comm.rank != root:
-                assert got is None
-            else:
-                assert bits(got) == bits(want), (name, algorithm, dtype, tile)
-    return ways
-
-
-def test_the_bits_are_those_of_a_loop_over_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    total = 0
-    for places in PLACES:
-        with monkeypatch.context() as patch:
-            play(places, patch)
-
-            def rank(places: str) -> int:
-                chosen = Chosen()
-                with pycoll.init(selector=chosen, order="fixed", timeout=60) as comm:
-                    hosts = set(places)
-                    assert comm.transport == ("tcp" if len(hosts) > 1 else "shm")
-                    flat = len(hosts) in (1, len(places))
-                    assert comm._engine.world.placement.flat == flat
-                    return every_way(comm, chosen)
-
-            found = pycoll.spawn(rank, len(places), places, timeout=200)
-            assert len(set(found)) == 1
-            total += found[0]
-    assert total >= 200
 
 
 def test_what_is_chosen_has_the_bits_too() -> None:
