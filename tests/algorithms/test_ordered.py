@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 import pytest
+from ordered_folds import ORDERED
 from promises import provided, spans
 
 from pycoll.algorithms import BUILTIN, get
@@ -18,13 +19,7 @@ from pycoll.verify.fixed_order import differs
 
 FOLDING = [a for a in BUILTIN if a.collective.reduces]
 #: That fold in the order of the ranks among any number of them, wherever they are.
-ORDERED = {
-    *(("allreduce", name) for name in ("one_shot", "two_shot", "flat_tree")),
-    *(("allreduce", name) for name in ("ordered_chain", "ordered_hierarchical")),
-    *(("reduce", name) for name in ("direct", "two_shot")),
-    *(("reduce", name) for name in ("ordered_chain", "ordered_hierarchical")),
-    *(("reduce_scatter", name) for name in ("direct", "ordered_hierarchical")),
-}
+TABLE = {(collective, name) for collective, names in ORDERED.items() for name in names}
 PLACEMENTS = {
     "two hosts": [0, 0, 0, 1, 1, 1],
     "in turn": [0, 1, 0, 1, 0, 1],
@@ -70,7 +65,7 @@ def test_the_verifier_says_what_the_bits_say(a: Algorithm) -> None:
 
 @folding
 def test_the_table_is_what_the_verifier_finds(a: Algorithm) -> None:
-    known = (a.collective.name, a.name) in ORDERED
+    known = (a.collective.name, a.name) in TABLE
     found = [not differs(a, size) for size in (4, 5, 8, 13)]
     assert found == [known] * 4
     assert not differs(a, 2)  # of two ranks there is one order
@@ -82,7 +77,7 @@ def test_wherever_the_ranks_are(a: Algorithm, groups: list[int]) -> None:
     placement = placed(groups)
     said = differs(a, len(groups), placement)
     assert (said == "") == exact(a, len(groups), placement, False)
-    if (a.collective.name, a.name) in ORDERED:
+    if (a.collective.name, a.name) in TABLE:
         assert said == ""
 
 
