@@ -223,7 +223,7 @@ tsan: $(VENV)/.built $(VENV)/.test
 	$(PY) -m pytest tests/native tests/simt -k "simt or race or weakened or tsan" $(ARGS)
 
 # Each file answers one question and writes bench/results/; the machine should be quiet.
-QUESTIONS := allreduce_two_ranks collectives_two_ranks between_two oversubscribed busy_neighbour tcp_allreduce tcp_collectives tcp_counts fabric tcp_hierarchical prediction startup grow interpreter user_algorithm verification slot_stores rdma_allreduce rdma_put rdma_cuts gpudirect_counts
+QUESTIONS := allreduce_two_ranks collectives_two_ranks between_two oversubscribed busy_neighbour tcp_allreduce tcp_collectives tcp_counts fabric tcp_hierarchical prediction startup grow fixed_order interpreter user_algorithm verification slot_stores rdma_allreduce rdma_put rdma_cuts gpudirect_counts
 bench: $(VENV)/.built $(VENV)/.bench $(MPICH)/.base
 	@for name in $(QUESTIONS); do echo "# bench/$$name.py"; $(PY) bench/$$name.py || exit 1; done
 	$(PY) bench/allreduce_two_ranks.py --in-place

@@ -234,10 +234,10 @@ def prove(name: str, size: int) -> dict[str, Any]:
 
 def keep(name: str, size: int) -> dict[str, Any]:
     """Leave the record on the disk; or find it there."""
-    from pycoll.verify import certificates
+    from pycoll.verify import cache, certificates
 
     certificates.certificates = dict  # as at sizes that have none
-    certificates.source_digest(certificates.PIPELINE + certificates.PROVER)  # once a process
+    cache.source_digest(cache.SOURCES)  # once a process
     record, seconds = timed(lambda: recorded(name, size))
     return {"cpu_s": seconds, "origin": record.verdict.origin}
 

@@ -100,7 +100,7 @@ class Collectives:
                 x = None if row.x_at_root else x
                 out = None if row.out_at_root else out
         # As its constructor does, which is a function of Python's.
-        options = tuple.__new__(CallOptions, (op, root, None, algorithm, timeout, ""))
+        options = tuple.__new__(CallOptions, (op, root, None, algorithm, timeout, "", False))
         if not row.result:
             return self.launch.arrive(options, async_op)
         return self.launch.run(row.name, x, out, options, async_op)

@@ -16,9 +16,10 @@ from pycoll.config import Config, join_address
 from pycoll.errors import UsageError, quoted
 from pycoll.groups import Groups
 from pycoll.objects import Objects
+from pycoll.order import FIXED, FREE, require_order
 from pycoll.point_to_point import PointToPoint
 from pycoll.profiler import CallEvent, Calls, Profiler
-from pycoll.runtime.plan.options import CallOptions
+from pycoll.runtime.plan.options import CallOptions, Ordered
 from pycoll.vector_collectives import VectorCollectives
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pycoll.bootstrap import Bootstrap
     from pycoll.cost import Explanation
     from pycoll.dtypes import OpName
+    from pycoll.order import OrderName
     from pycoll.runtime.cuda.device_comm import Gpu
     from pycoll.runtime.engine import Engine
     from pycoll.runtime.p2p.transfers import Transfers
@@ -39,10 +41,13 @@ if TYPE_CHECKING:
         Bound,
         Either,
         EitherBy,
+        EitherInOrder,
         Queued,
         QueuedBy,
+        QueuedInOrder,
         Waits,
         WaitsBy,
+        WaitsInOrder,
     )
     from pycoll.runtime.plan.persistent import Plan
     from pycoll.runtime.record.stats import Stats
@@ -56,6 +61,7 @@ def init(
     timeout: float | None = None,
     selector: Selector | str | None = None,
     unproved: bool | None = None,
+    order: OrderName | None = None,
 ) -> Communicator:
     """Meet the other ranks of the job and return the communicator of all of them.
 
@@ -73,12 +79,16 @@ def init(
             hundreds of ranks that do not all do the same, rather than choose another, or raise
             ScheduleError if it was asked for; given alike to all ranks. False, or PYCOLL_UNPROVED,
             by default. Errors name what runs so.
+        order: "fixed": reductions fold in the order of the ranks, here and in all communicators
+            that are made of this one, so that the bits of a result depend on nothing but the
+            number of ranks; given alike to all. "free", or PYCOLL_ORDER, by default.
 
     Returns:
         The communicator; `Communicator.close` ends it.
 
     Raises:
-        UsageError: The ranks were given different selectors, or a name that no package brings.
+        UsageError: The ranks were given different selectors or orders, or a name that no package
+            brings.
         UnavailableError: The native engine, or what the launcher or the settings need, is missing.
         BootstrapError: The ranks did not meet, or cannot reach each other's memory.
 
@@ -99,7 +109,7 @@ def init(
             f"init: bootstrap is {quoted(bootstrap)}, want a pycoll.bootstrap.Bootstrap, or None"
         )
     _check_selector("init", selector)
-    config = Config.load(timeout=timeout, unproved=unproved)
+    config = Config.load(timeout=timeout, unproved=unproved, order=order)
     if bootstrap is None and launcher(config) == "join":
         return _join("init", config, config.timeout, selector)
     with enough("init"):
@@ -118,6 +128,7 @@ def join(
     wait: float | None = None,
     selector: Selector | str | None = None,
     unproved: bool | None = None,
+    order: OrderName | None = None,
 ) -> Communicator:
     """Wait until a running job takes this process in, and return its new communicator.
 
@@ -131,12 +142,13 @@ def join(
         wait: Seconds to wait here until the job grows; ``timeout`` by default.
         selector: As the ranks of the job gave it to `init`.
         unproved: As `init` has it.
+        order: As the ranks of the job gave it to `init`.
 
     Returns:
         The communicator, in which the ranks of the job come first.
 
     Raises:
-        UsageError: There is no address, or the job's selector is another.
+        UsageError: There is no address, or the job's selector, or order, is another.
         UnavailableError: The native engine, or what the settings need, is missing.
         BootstrapError: Nobody took this process in; or the job has another key, or version.
 
@@ -145,7 +157,7 @@ def join(
     """
     _check_selector("join", selector)
     where = None if address is None else join_address("join: address", address)
-    config = Config.load(timeout=timeout, unproved=unproved, join_address=where)
+    config = Config.load(timeout=timeout, unproved=unproved, order=order, join_address=where)
     waits = check_timeout("join: wait", wait)
     return _join("join", config, config.timeout if waits is None else waits, selector)
 
@@ -274,6 +286,7 @@ class Communicator:
         self.launcher = engine.bootstrap.name
         self.transport = engine.world.transport
         self._engine = engine
+        self._order = FIXED if engine.fixed else FREE
         itself = weakref.ref(self)  # weak: this holds all that is made here
         self._collectives = Collectives(engine, itself)
         call = self._collectives.calls()
@@ -298,12 +311,12 @@ class Communicator:
 
     @overload
     def allreduce(
-        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[WaitsBy]
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[WaitsInOrder]
     ) -> Out: ...
 
     @overload
     def allreduce(
-        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[QueuedBy]
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[QueuedInOrder]
     ) -> Work[Out]: ...
 
     @overload
@@ -312,7 +325,7 @@ class Communicator:
         x: Sequence[X],
         out: Sequence[Out] | None = None,
         op: OpName = "sum",
-        **how: Unpack[WaitsBy],
+        **how: Unpack[WaitsInOrder],
     ) -> list[Out]: ...
 
     @overload
@@ -321,12 +334,12 @@ class Communicator:
         x: Sequence[X],
         out: Sequence[Out] | None = None,
         op: OpName = "sum",
-        **how: Unpack[QueuedBy],
+        **how: Unpack[QueuedInOrder],
     ) -> Work[list[Out]]: ...
 
     @overload
     def allreduce(
-        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[EitherBy]
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[EitherInOrder]
     ) -> Out | Work[Out]: ...
 
     @overload
@@ -335,7 +348,7 @@ class Communicator:
         x: Sequence[X],
         out: Sequence[Out] | None = None,
         op: OpName = "sum",
-        **how: Unpack[EitherBy],
+        **how: Unpack[EitherInOrder],
     ) -> list[Out] | Work[list[Out]]: ...
 
     def allreduce(
@@ -346,6 +359,7 @@ class Communicator:
         async_op: bool = False,
         algorithm: Algorithm | str | None = None,
         timeout: float | None = None,
+        order: OrderName | None = None,
     ) -> Any:
         """Combine ``x`` of all ranks elementwise; every rank gets the result, the same bits.
 
@@ -357,6 +371,8 @@ class Communicator:
             async_op: Return at once, with a Work.
             algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
             timeout: Seconds until the call fails; the communicator's by default.
+            order: "fixed": fold in the order of the ranks, so that the bits depend on nothing but
+                their number; "free": as is fastest; by default as `init` was told.
 
         Returns:
             ``out``, or ``x`` when it is None; with ``async_op`` a Work of it.
@@ -370,7 +386,8 @@ class Communicator:
             array([2., 2., 2.])
         """
         call = self._allreduce
-        return call(x, out, op, 0, async_op, algorithm, timeout)
+        asked = algorithm if order is None else self._asked(algorithm, order)
+        return call(x, out, op, 0, async_op, asked, timeout)
 
     @overload
     def broadcast(self, x: X, root: int = 0, **how: Unpack[WaitsBy]) -> X: ...
@@ -433,7 +450,7 @@ class Communicator:
         out: Out | None = None,
         op: OpName = "sum",
         root: int = 0,
-        **how: Unpack[WaitsBy],
+        **how: Unpack[WaitsInOrder],
     ) -> Out | None: ...
 
     @overload
@@ -443,7 +460,7 @@ class Communicator:
         out: Out | None = None,
         op: OpName = "sum",
         root: int = 0,
-        **how: Unpack[QueuedBy],
+        **how: Unpack[QueuedInOrder],
     ) -> Work[Out | None]: ...
 
     @overload
@@ -453,7 +470,7 @@ class Communicator:
         out: Out | None = None,
         op: OpName = "sum",
         root: int = 0,
-        **how: Unpack[EitherBy],
+        **how: Unpack[EitherInOrder],
     ) -> Out | Work[Out | None] | None: ...
 
     def reduce(
@@ -465,6 +482,7 @@ class Communicator:
         async_op: bool = False,
         algorithm: Algorithm | str | None = None,
         timeout: float | None = None,
+        order: OrderName | None = None,
     ) -> Any:
         """Combine ``x`` of all ranks elementwise; rank ``root`` gets the result.
 
@@ -477,6 +495,8 @@ class Communicator:
             async_op: Return at once, with a Work.
             algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
             timeout: Seconds until the call fails; the communicator's by default.
+            order: "fixed": fold in the order of the ranks, so that the bits depend on nothing but
+                their number; "free": as is fastest; by default as `init` was told.
 
         Returns:
             On the root ``out``, or ``x`` when it is None; None elsewhere. With ``async_op`` a Work
@@ -492,7 +512,8 @@ class Communicator:
             array([3., 3., 3.])
         """
         call = self._reduce
-        return call(x, out, op, root, async_op, algorithm, timeout)
+        asked = algorithm if order is None else self._asked(algorithm, order)
+        return call(x, out, op, root, async_op, asked, timeout)
 
     @overload
     def allgather(self, x: X, out: Out | None = None, **how: Unpack[WaitsBy]) -> Out: ...
@@ -540,17 +561,17 @@ class Communicator:
 
     @overload
     def reduce_scatter(
-        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[WaitsBy]
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[WaitsInOrder]
     ) -> Out: ...
 
     @overload
     def reduce_scatter(
-        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[QueuedBy]
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[QueuedInOrder]
     ) -> Work[Out]: ...
 
     @overload
     def reduce_scatter(
-        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[EitherBy]
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[EitherInOrder]
     ) -> Out | Work[Out]: ...
 
     def reduce_scatter(
@@ -561,6 +582,7 @@ class Communicator:
         async_op: bool = False,
         algorithm: Algorithm | str | None = None,
         timeout: float | None = None,
+        order: OrderName | None = None,
     ) -> Any:
         """Combine ``x`` of all ranks elementwise; rank r gets the r-th part of the result.
 
@@ -572,6 +594,8 @@ class Communicator:
             async_op: Return at once, with a Work.
             algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
             timeout: Seconds until the call fails; the communicator's by default.
+            order: "fixed": fold in the order of the ranks, so that the bits depend on nothing but
+                their number; "free": as is fastest; by default as `init` was told.
 
         Returns:
             ``out``, or the new array; with ``async_op`` a Work of it.
@@ -586,7 +610,8 @@ class Communicator:
             array([0., 2.])
         """
         call = self._reduce_scatter
-        return call(x, out, op, 0, async_op, algorithm, timeout)
+        asked = algorithm if order is None else self._asked(algorithm, order)
+        return call(x, out, op, 0, async_op, asked, timeout)
 
     @overload
     def alltoall(self, x: X, out: Out | None = None, **how: Unpack[WaitsBy]) -> Out: ...
@@ -806,6 +831,7 @@ class Communicator:
         counts: Sequence[int] | None = None,
         algorithm: Algorithm | str | None = None,
         timeout: float | None = None,
+        order: OrderName | None = None,
     ) -> Plan[Any]:
         """Bind a collective to its arrays, with all decisions taken: for calls that repeat.
 
@@ -819,6 +845,7 @@ class Communicator:
                 "reduce_scatter"; alike on all ranks.
             algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
             timeout: Seconds until a run of it fails; the communicator's by default.
+            order: As the method takes it.
 
         Returns:
             The Plan: ``plan()`` makes the call, and returns what the method does.
@@ -832,7 +859,8 @@ class Communicator:
             >>> plan()
             array([2., 2.])
         """
-        options = CallOptions(op, root, counts, algorithm, timeout)
+        asked = algorithm if order is None else self._asked(algorithm, order)
+        options = CallOptions(op, root, counts, asked, timeout)
         made = self._collectives.plan(collective, x, out, options)
         self._calls.bound(made, collective, x, out, options)
         return made
@@ -893,7 +921,7 @@ class Communicator:
         counts: Sequence[int],
         out: Out | None = None,
         op: OpName = "sum",
-        **how: Unpack[WaitsBy],
+        **how: Unpack[WaitsInOrder],
     ) -> Out: ...
 
     @overload
@@ -903,7 +931,7 @@ class Communicator:
         counts: Sequence[int],
         out: Out | None = None,
         op: OpName = "sum",
-        **how: Unpack[QueuedBy],
+        **how: Unpack[QueuedInOrder],
     ) -> Work[Out]: ...
 
     @overload
@@ -913,7 +941,7 @@ class Communicator:
         counts: Sequence[int],
         out: Out | None = None,
         op: OpName = "sum",
-        **how: Unpack[EitherBy],
+        **how: Unpack[EitherInOrder],
     ) -> Out | Work[Out]: ...
 
     def reduce_scatterv(
@@ -925,6 +953,7 @@ class Communicator:
         async_op: bool = False,
         algorithm: Algorithm | str | None = None,
         timeout: float | None = None,
+        order: OrderName | None = None,
     ) -> Any:
         """Do what `reduce_scatter` does, with parts that are not equally long.
 
@@ -936,6 +965,8 @@ class Communicator:
             async_op: Return at once, with a Work.
             algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
             timeout: Seconds until the call fails; the communicator's by default.
+            order: "fixed": fold in the order of the ranks, so that the bits depend on nothing but
+                their number; "free": as is fastest; by default as `init` was told.
 
         Returns:
             ``out``, or the new array; with ``async_op`` a Work of it.
@@ -949,7 +980,8 @@ class Communicator:
             >>> comm.reduce_scatterv(np.arange(3.0), [2, 1])
             array([0., 2.])
         """
-        options = CallOptions(op, 0, counts, algorithm, timeout)
+        asked = algorithm if order is None else self._asked(algorithm, order)
+        options = CallOptions(op, 0, counts, asked, timeout)
         return self._counted.by_counts("reduce_scatter", x, out, options, async_op)
 
     @overload
@@ -1590,7 +1622,11 @@ class Communicator:
         return self._collectives.launch.cuda.streams.on_stream(stream)
 
     def explain(
-        self, collective: str, nbytes: int, device: Literal["cpu", "cuda"] = "cpu"
+        self,
+        collective: str,
+        nbytes: int,
+        device: Literal["cpu", "cuda"] = "cpu",
+        order: OrderName | None = None,
     ) -> Explanation:
         """Say which algorithm would run, and what was predicted or measured of all of them.
 
@@ -1599,6 +1635,8 @@ class Communicator:
             nbytes: Bytes of the whole message: of all blocks, where every rank has one.
             device: What memory the arrays lie in: "cpu" or, after `cuda` or a first call with an
                 array there, "cuda".
+            order: As a reduction takes it; with "fixed" it says what the free choice would take,
+                too.
 
         Returns:
             An Explanation; ``str()`` of it is a table.
@@ -1616,9 +1654,11 @@ class Communicator:
         self._engine.life.require_usable("explain")
         if not isinstance(collective, str):
             raise UsageError(f"explain: collective is {quoted(collective)}, want a name")
-        if _on_host(device, "explain"):
-            return self._engine.selection.explain(collective, _length(nbytes))
-        return self._collectives.launch.on(device, "explain").explain(collective, _length(nbytes))
+        wanted = None if order is None else require_order("explain", order)
+        on_host, count = _on_host(device, "explain"), _length(nbytes)
+        if on_host:
+            return self._engine.selection.explain(collective, count, wanted)
+        return self._collectives.launch.on(device, "explain").explain(collective, count, wanted)
 
     def register_profiler(self, callback: Callable[[CallEvent], object]) -> Profiler:
         """Have a function told before and after each call of this communicator, by this rank.
@@ -1702,6 +1742,14 @@ class Communicator:
             >>> other.close()
         """
         self._engine.close()
+
+    def _asked(self, algorithm: Any, order: object) -> Any:
+        """Return what plans are found by; the order by itself is not looked at here.
+
+        Then a call that is refused for it has begun, and counts.
+        """
+        same = isinstance(order, str) and order == self._order
+        return algorithm if same else Ordered(algorithm, order)
 
     @property
     def _transfers(self) -> Transfers:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pycoll.errors import UsageError, quoted
 from pycoll.fabric import Fabric, Rails
+from pycoll.order import FREE, ORDERS, OrderName
 from pycoll.verbosity import Verbosity
 
 PREFIX = "PYCOLL_"
@@ -98,6 +99,12 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def _order(value: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return _one_of(*ORDERS)(value)
+
+
 def _secret(value: str | bytes) -> bytes:
     try:
         secret = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
@@ -167,6 +174,13 @@ SETTINGS: tuple[Setting, ...] = (
         "name",
         _text,
         "Comparing algorithms means running one that the cost model would not choose.",
+    ),
+    Setting(
+        "order",
+        FREE,
+        "free or fixed",
+        _order,
+        "Whether equal bits, whatever runs and wherever, are worth their time is for users to say.",
     ),
     Setting(
         "timeout",
@@ -323,6 +337,7 @@ class Config:
     """Every setting, with where each value came from. Made by `Config.load`."""
 
     algorithm: str | None = None
+    order: OrderName = FREE  #: in which reductions fold
     timeout: float = 300.0
     cache: Path = field(default_factory=lambda: _cache(os.environ))
     rank: int | None = None
@@ -401,6 +416,12 @@ class Config:
         if isinstance(value, bool):
             return "yes" if value else "no"
         return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def hand_on(**settings: str) -> None:
+    """Have the processes that this one starts find settings, by name, in their environment."""
+    for name, value in settings.items():
+        os.environ[f"{PREFIX}{name.upper()}"] = value
 
 
 def _parse(setting: Setting, source: str, value: object) -> Any:

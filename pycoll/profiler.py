@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 from pycoll import log
 from pycoll.errors import UsageError, described, quoted
+from pycoll.runtime.plan.options import Ordered
 
 if TYPE_CHECKING:
     from pycoll.arrays.view import ArrayView
@@ -44,6 +45,8 @@ class CallEvent(NamedTuple):
         device: "cpu", or such as "cuda:0"; None: not known.
         algorithm: What runs: where the user named it at the beginning, else at the end of a call
             on the host; None: not known.
+        order: In which a reduction folds, "fixed" or "free": as this call asks, or else its
+            communicator.
         communicator: Its name, alike on its ranks: "job", or such as "split 1 #7d3c..".
         rank: Of this process in it.
         size: How many ranks it has.
@@ -60,6 +63,7 @@ class CallEvent(NamedTuple):
     peer: int | None
     device: str | None
     algorithm: str | None
+    order: str | None
     communicator: str
     rank: int
     size: int
@@ -195,6 +199,7 @@ class Asked(NamedTuple):
     root: Any = None
     peer: Any = None
     algorithm: Any = None
+    order: Any = None  #: None: the communicator's
     message: bool = False  #: it is not made by all ranks
 
 
@@ -215,6 +220,7 @@ class Calls:
         self._engine = comm._engine
         self._name = comm._engine.bootstrap.label
         self._place = comm.rank, comm.size
+        self._order = comm._order
         self._profilers: tuple[Profiler, ...] = ()
         self._plain: dict[str, Any] = {}  #: attributes of the communicator as they are otherwise
         self._plans: weakref.WeakKeyDictionary[Plan, Asked] = weakref.WeakKeyDictionary()
@@ -339,6 +345,7 @@ class Calls:
             peer=_known(asked.peer, int),
             device=device,
             algorithm=_known(named, str),
+            order=self._order_of(asked),
             communicator=self._name,
             rank=self._place[0],
             size=self._place[1],
@@ -353,6 +360,12 @@ class Calls:
             _tell_all(profilers, event._replace(phase="end", error=error, algorithm=by))
 
         return ended
+
+    def _order_of(self, asked: Asked) -> str | None:
+        if asked.op is None:
+            return None
+        known: str | None = _known(asked.order, str)
+        return self._order if asked.order is None else known
 
     def _ran(self, views: list[ArrayView | None]) -> str | None:
         """Return the algorithm of the host's last call, which is over."""
@@ -431,8 +444,18 @@ def _asks(name: str) -> Callable[..., Asked]:
 
 
 def _asked_of(name: Any, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> Asked:
-    reduces, rooted = name in _REDUCING, name in _ROOTED
-    return Asked(name, x, out, op if reduces else None, root if rooted else None, None, algorithm)
+    reduces, rooted, order = name in _REDUCING, name in _ROOTED, None
+    if isinstance(algorithm, Ordered):
+        algorithm, order = algorithm.algorithm, algorithm.order
+    return Asked(
+        name,
+        x,
+        out,
+        op=op if reduces else None,
+        root=root if rooted else None,
+        algorithm=algorithm,
+        order=order,
+    )
 
 
 def _asked_of_exchange(sends: Any, recvs: Any, *_: Any) -> Asked:

@@ -42,7 +42,8 @@ def test_rows_say_what_the_collectives_do() -> None:
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_method_takes_what_all_take(name: str) -> None:
     parameters = inspect.signature(getattr(pycoll.Communicator, name)).parameters
-    assert list(parameters)[-3:] == ["async_op", "algorithm", "timeout"]
+    wanted = ["async_op", "algorithm", "timeout", *["order"] * COLLECTIVES[name].reduces]
+    assert list(parameters)[-len(wanted) :] == wanted
     assert ("root" in parameters) == COLLECTIVES[name].rooted
     assert ("op" in parameters) == COLLECTIVES[name].reduces
 

@@ -126,8 +126,8 @@ def test_two_ends_that_disagree() -> None:
 
 
 def test_arguments_have_one_order_in_all_methods() -> None:
-    order = "x counts send_counts out recv_counts op root async_op algorithm timeout"
-    ranked = {name: i for i, name in enumerate(order.split())}
+    names = "x counts send_counts out recv_counts op root async_op algorithm timeout order"
+    ranked = {name: i for i, name in enumerate(names.split())}
     for name in (*COLLECTIVES, *(f"{c}v" for c in COLLECTIVES)):
         if method := getattr(pycoll.Communicator, name, None):
             given = [ranked[a] for a in inspect.signature(method).parameters if a != "self"]

@@ -169,19 +169,28 @@ def communicator_rows(comm: Any) -> dict[str, Row]:
     timed = {"timeout": FINITE}
     chosen = {"timeout": FINITE, "algorithm": "none"}
     rooted = {"root": ""} | chosen
+    ordered = {"order": "none"}
     right: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-        "allreduce": ({"x": x}, {"x": "list tuple array", "out": "none array", "op": ""} | chosen),
+        "allreduce": (
+            {"x": x},
+            {"x": "list tuple array", "out": "none array", "op": ""} | chosen | ordered,
+        ),
         "broadcast": ({"x": x}, {"x": "list tuple array"} | rooted),
-        "reduce": ({"x": x}, {"x": "array", "out": "none array", "op": ""} | rooted),
+        "reduce": ({"x": x}, {"x": "array", "out": "none array", "op": ""} | rooted | ordered),
         "allgather": ({"x": x}, {"x": "bytes array", "out": "none array"} | chosen),
-        "reduce_scatter": ({"x": x}, {"x": "array bytes", "out": "none array", "op": ""} | chosen),
+        "reduce_scatter": (
+            {"x": x},
+            {"x": "array bytes", "out": "none array", "op": ""} | chosen | ordered,
+        ),
         "alltoall": ({"x": x}, {"x": "bytes array", "out": "none array"} | chosen),
         "gather": ({"x": x}, {"x": "bytes array", "out": "none array"} | rooted),
         "scatter": ({"x": x}, {"x": "array", "out": "none array"} | rooted),
         "barrier": ({}, timed),
         "plan": (
             {"collective": "allreduce", "x": x},
-            {"x": "array list tuple", "out": "none array", "op": "", "counts": "none"} | rooted,
+            {"x": "array list tuple", "out": "none array", "op": "", "counts": "none"}
+            | rooted
+            | ordered,
         ),
         "exchange": (
             {},
@@ -193,7 +202,7 @@ def communicator_rows(comm: Any) -> dict[str, Row]:
         ),
         "reduce_scatterv": (
             {"x": x, "counts": [2]},
-            {"x": "array", "out": "none array", "op": "", "counts": ""} | chosen,
+            {"x": "array", "out": "none array", "op": "", "counts": ""} | chosen | ordered,
         ),
         "alltoallv": (
             {"x": x, "send_counts": [2], "out": x.copy(), "recv_counts": [2]},
@@ -225,7 +234,7 @@ def communicator_rows(comm: Any) -> dict[str, Row]:
         ),
         "explain": (
             {"collective": "allreduce", "nbytes": 8},
-            {"nbytes": "five huge true", "device": ""},
+            {"nbytes": "five huge true", "device": ""} | ordered,
         ),
         "cuda": ({}, {"device": "", "timeout": ""}),
     }
@@ -319,6 +328,7 @@ def function_rows() -> dict[str, Row]:
                 "timeout": FINITE,
                 "selector": "none builtin",
                 "unproved": "none true",
+                "order": "none",
             },
         ),
         "join": Row(
@@ -329,6 +339,7 @@ def function_rows() -> dict[str, Row]:
                 "wait": FINITE,
                 "selector": "none builtin",
                 "unproved": "none true",
+                "order": "none",
             },
         ),
         "joining": Row(pycoll.joining, {}),
@@ -358,6 +369,7 @@ def function_rows() -> dict[str, Row]:
                 "collective": "none",
                 "placement": "none",
                 "whole": "true",
+                "order": "",
             },
             words={"collective": "algorithm"},
         ),

@@ -41,6 +41,7 @@ LAW = {
             "files",
             "installed",
             "log",
+            "order",
             "sysfs",
             "verbosity",
         },

@@ -143,6 +143,33 @@ def test_plans_that_repeat_are_told_of_each_time() -> None:
         ]
 
 
+def test_reductions_are_told_with_their_order() -> None:
+    """An algorithm that is named beside an order is told of as well."""
+
+    def rank() -> Any:
+        told: list[Any] = []
+        for mine in ("free", "fixed"):
+            with pycoll.init(order=mine) as comm:
+                seen: list[pycoll.CallEvent] = []
+                x = np.ones(4)
+                with comm.register_profiler(seen.append):
+                    comm.allreduce(x)
+                    comm.allreduce(x, order="fixed", algorithm="one_shot")
+                    comm.reduce(x, order="free")
+                    comm.reduce_scatterv(x, [2, 2], order="fixed")
+                    comm.plan("reduce_scatter", x, order="fixed")()
+                    comm.broadcast(x)
+                    with contextlib.suppress(pycoll.UsageError):
+                        comm.allreduce(x, order=3)
+                assert seen[2].algorithm == "one_shot"
+                assert [e.order for e in seen[::2]] == [e.order for e in seen[1::2]]
+                told.append([event.order for event in seen[::2]])
+        return told
+
+    rest = ["fixed", "free", "fixed", "fixed", None, None]
+    assert pycoll.spawn(rank, 2, timeout=100) == [[["free", *rest], ["fixed", *rest]]] * 2
+
+
 def test_a_plan_of_a_closed_communicator_refuses_after_its_profiler_is_closed() -> None:
     comm = pycoll.init()
     plan = comm.plan("allreduce", np.ones(3))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from pycoll.dtypes import OPS, OpName
+from pycoll.order import ORDERS, OrderName
 from pycoll.schedule.collective import COLLECTIVES, CollectiveName
 
 ROOT = Path(__file__).parents[1]
@@ -46,3 +47,4 @@ def test_what_is_wrong_is_refused_where_it_stands() -> None:
 def test_the_names_are_those_of_the_tables() -> None:
     assert get_args(OpName) == tuple(OPS)
     assert get_args(CollectiveName) == tuple(COLLECTIVES)
+    assert get_args(OrderName) == ORDERS

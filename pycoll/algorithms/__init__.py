@@ -8,6 +8,9 @@ from pycoll.algorithms import (
     alltoall,
     broadcast,
     gather,
+    ordered_allreduce,
+    ordered_reduce,
+    ordered_reduce_scatter,
     plugins,
     reduce,
     reduce_scatter,
@@ -31,6 +34,8 @@ BUILTIN: tuple[Algorithm, ...] = (
     allreduce.hierarchical,
     allreduce.hierarchical_doubling,
     allreduce.hierarchical_tree,
+    ordered_allreduce.ordered_chain,
+    ordered_allreduce.ordered_hierarchical,
     broadcast.binomial,
     broadcast.chain,
     broadcast.double_binary_tree,
@@ -47,6 +52,8 @@ BUILTIN: tuple[Algorithm, ...] = (
     reduce.direct,
     reduce.hierarchical,
     reduce.hierarchical_chain,
+    ordered_reduce.ordered_chain,
+    ordered_reduce.ordered_hierarchical,
     allgather.ring,
     allgather.recursive_doubling,
     allgather.bruck,
@@ -60,6 +67,7 @@ BUILTIN: tuple[Algorithm, ...] = (
     reduce_scatter.pairwise,
     reduce_scatter.direct,
     reduce_scatter.hierarchical,
+    ordered_reduce_scatter.ordered_hierarchical,
     alltoall.pairwise,
     alltoall.spread,
     alltoall.bruck,
@@ -69,6 +77,9 @@ BUILTIN: tuple[Algorithm, ...] = (
     scatter.binomial,
     scatter.direct,
 )
+
+#: That the choice looks at only where the fixed order is asked for: they are for nothing else.
+FOR_FIXED_ORDER = frozenset({"ordered_chain", "ordered_hierarchical"})
 
 _NAMED = {(a.collective.name, a.name): a for a in BUILTIN}
 

@@ -42,8 +42,7 @@ def preload(copies: int) -> None:
         for name in _MODULES:
             importlib.import_module(name)
         certificates = importlib.import_module("pycoll.verify.certificates")
-        certificates.certificates()  # a megabyte
-        certificates.source_digest()
+        certificates.read()  # a megabyte
     if copies > MANY_COPIES:
         with contextlib.suppress(Exception):  # the ranks do without, or say what is wrong
             importlib.import_module("pycoll.rehearsal").rehearse()

@@ -14,6 +14,7 @@ from pycoll.config import Config
 from pycoll.cost import Machine, Question, explain, load
 from pycoll.dtypes import BY_NAME
 from pycoll.errors import UsageError
+from pycoll.order import FREE, ORDERS
 from pycoll.program.slots import SLOT_BYTES, SLOTS
 from pycoll.runtime import room
 from pycoll.schedule import COLLECTIVES
@@ -33,6 +34,7 @@ def add(commands: Any) -> None:
     option("--algorithm", metavar="NAME", help="as if the call asked for this one")
     option("--dtype", choices=[*BY_NAME], default="float32", metavar="NAME")
     option("--device", choices=["cpu", "cuda"], default="cpu", help="where arrays lie")
+    option("--order", choices=ORDERS, default=FREE, help="in which reductions fold (default free)")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--size", type=positive, metavar="N", help="number of ranks (default 2)")
     place.add_argument("--topology", metavar="FILE", help="ranks and links of a saved description")
@@ -51,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
     if options.topology is not None:
         question, machine = _described(options)
     else:
-        question, machine = question_here(options)._replace(device=options.device), None
+        question, machine = question_here(options), None
+        question = question._replace(device=options.device, order=options.order)
         if options.device == "cpu":
             tuning = load(Config.load().cache, pycoll.__version__, question)
     with working(f"simulating {question.collective} at {question.size} ranks"):
@@ -127,5 +130,6 @@ def _described(options: argparse.Namespace) -> tuple[Question, Machine]:
         remote=bool(machine.hosts),
         wanted=options.algorithm,
         dtype=options.dtype,
+        order=options.order,
     )
     return question, machine

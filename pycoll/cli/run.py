@@ -16,7 +16,9 @@ from pycoll.bootstrap.elastic import ElasticRanks, Replaceable
 from pycoll.bootstrap.processes import Interpreters
 from pycoll.bootstrap.ranks import Ranks
 from pycoll.cli.types import positive
+from pycoll.config import hand_on
 from pycoll.errors import UsageError
+from pycoll.order import ORDERS
 
 GRACE = 5.0  #: seconds
 RESTARTS = 3  #: replacements for each rank, unless told otherwise
@@ -29,7 +31,7 @@ def add(commands: Any) -> None:
         "run",
         help="run a program as ranks on this host",
         usage="pycoll run (-n N | --elastic MIN:MAX [--max-restarts N]) [--start fork|spawn] "
-        "[--grace S] [-m] PROGRAM [ARGUMENTS ...]",
+        "[--grace S] [--order fixed] [-m] PROGRAM [ARGUMENTS ...]",
         description="Start N processes of a Python program with the environment that torchrun "
         "gives, so that pycoll.init() and torch.distributed find their rank. Each line of output "
         "begins with the rank that wrote it. The first rank that fails ends all, is named at the "
@@ -67,6 +69,11 @@ def add(commands: Any) -> None:
         "imports numpy and pycoll, and the ranks are copies of it, which start ten times as fast "
         f"and share its memory (default: fork from {FORKED} ranks on)",
     )
+    option(
+        "--order",
+        choices=ORDERS,
+        help="fixed: reductions fold in the order of the ranks, as PYCOLL_ORDER=fixed says",
+    )
     option("-m", action="store_true", dest="module", help="PROGRAM is a module, as python -m")
     option("program", metavar="PROGRAM", help="a Python file")
     # Not required, but argparse would name it among what is missing.
@@ -87,6 +94,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--grace is {options.grace:g}, want seconds, 0 to 86400")
     if not options.module and not Path(options.program).exists():
         raise UsageError(f"{options.program} is not there, want a Python file (-m for a module)")
+    if options.order is not None:
+        hand_on(order=options.order)
     for fd in (0, 1, 2):  # one that is closed would be the first of the ranks' pipes
         try:
             os.fstat(fd)

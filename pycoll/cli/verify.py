@@ -9,7 +9,8 @@ from typing import Any
 from pycoll.cli.algorithm import equal_hosts, load_algorithm
 from pycoll.cli.progress import working
 from pycoll.cli.types import positive
-from pycoll.errors import ScheduleError
+from pycoll.errors import ScheduleError, UsageError
+from pycoll.order import FIXED, FREE, ORDERS
 from pycoll.program.slots import SLOTS
 
 
@@ -40,6 +41,12 @@ def add(commands: Any) -> None:
         action="store_true",
         help="prove all ranks one by one, also from 33 on where a few might stand for all",
     )
+    parser.add_argument(
+        "--order",
+        choices=ORDERS,
+        default=FREE,
+        help="fixed: prove as well that it folds in the order of the ranks (default free)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -50,6 +57,9 @@ def run(options: argparse.Namespace) -> int:
     from pycoll.verify.gate import TooLargeError
 
     algorithm = load_algorithm(options.algorithm)
+    fixed = options.order == FIXED
+    if fixed and not algorithm.collective.reduces:
+        raise UsageError(f"--order is fixed, but {algorithm.collective.name} folds nothing")
     try:
         with working(f"proving {algorithm.name} at {options.size} ranks") as stage:
             verdict = proved(
@@ -60,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
                 equal_hosts(options.size, options.nodes),
                 options.whole,
                 stage,
+                fixed=fixed,
             )
     except TooLargeError as error:
         print(f"pycoll verify: {error}", file=sys.stderr)
@@ -67,10 +78,11 @@ def run(options: argparse.Namespace) -> int:
     except ScheduleError as error:
         print(f"{algorithm.name} at {options.size} ranks: {type(error).__name__}\n{error}")
         return 1
+    how = "right, and folds in the fixed order" if fixed else "right"
     form = "direct form" if options.direct else f"{verdict.slots} slots per edge"
     tiles = ", ".join(map(str, verdict.tiles))
     print(
-        f"{verdict.name} at {verdict.size} ranks is right: proved in {verdict.seconds:.3f} s "
+        f"{verdict.name} at {verdict.size} ranks is {how}: proved in {verdict.seconds:.3f} s "
         f"({form}; {tiles} tiles; {verdict.how()}; {verdict.instructions} instructions)"
     )
     return 0

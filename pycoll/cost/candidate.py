@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pycoll.algorithms import get, names
+from pycoll.algorithms import FOR_FIXED_ORDER, get, names
 from pycoll.cost.machine import Machine
 from pycoll.cost.question import Question
 from pycoll.cost.tuning import Tuning
 from pycoll.errors import ScheduleError, UsageError, quoted
+from pycoll.order import FIXED, FREE
 from pycoll.schedule.collective import COLLECTIVES
 from pycoll.schedule.placement import FLAT
 
@@ -139,6 +140,10 @@ def _candidate(
 ) -> Candidate:
     if name in question.without:
         return Candidate(name, None, None, note="takes too long to prove")
+    if question.order == FREE and name in FOR_FIXED_ORDER:
+        return Candidate(name, None, None, note="is for the fixed order")
+    if question.order == FIXED and (why := _disordered(name, collective, question)):
+        return Candidate(name, None, None, note=why)
     measured = rows.measured(collective, name, question.nbytes) if rows else None
     basis = Basis.PREDICTED
     if rows is not None and measured is not None:
@@ -180,3 +185,17 @@ def _candidate(
 
         load = busiest_of(algorithm, question.nbytes, machine, placement)
     return Candidate(name, predicted, measured, operations, note, load, basis, found.how)
+
+
+def _disordered(name: str, collective: str, question: Question) -> str:
+    """Say why an algorithm does not serve a call in the fixed order; "" if it does."""
+    from pycoll.verify.fixed_order import differs  # the prover is slow to load
+
+    placement = FLAT if question.placement is None else question.placement
+    try:
+        text = differs(get(name, collective), question.size, placement)
+    except ScheduleError as error:
+        return str(error)
+    except Exception as error:  # of a plug-in
+        return f"{type(error).__name__}: {error}"
+    return text and f"is not in the fixed order: {text}"

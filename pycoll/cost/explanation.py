@@ -12,8 +12,9 @@ from pycoll.cost.machine import Machine
 from pycoll.cost.question import Choice, Question, Switch
 from pycoll.cost.select import Selector, best_of, choice_of, choose
 from pycoll.cost.tuning import Tuning
-from pycoll.errors import counted
-from pycoll.schedule import NotDirect
+from pycoll.errors import UsageError, counted
+from pycoll.order import FIXED, FREE
+from pycoll.schedule import COLLECTIVES, NotDirect
 from pycoll.topology.text import reach
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Explanation:
     why: str  #: one sentence, or two
     where: tuple[str, ...] = ()  #: how ranks of a described cluster reach each other
     described: bool = False  #: it is for a described cluster, whose links are known
+    free: Explanation | None = None  #: of a call in the fixed order, the same without it
 
     def __repr__(self) -> str:
         q = self.question
@@ -50,9 +52,27 @@ class Explanation:
             parts = [c.note, c.how, self._busiest(c)]
             note = "; ".join(part for part in parts if part)
             lines.append(f"{row}  {note}".rstrip())
+        if self.free is not None:
+            lines.append(self._price(self.free))
         if self.choice.direct is not None:
             lines.append(f"where all arrays are from empty(): {self.choice.direct}, without copies")
         return "\n".join(lines)
+
+    @property
+    def seconds(self) -> float | None:
+        """What the algorithm that was chosen takes, by what the choice goes by; None: not known."""
+        name = self.choice.algorithm
+        return next((c.seconds for c in self.candidates if c.algorithm == name), None)
+
+    def _price(self, free: Explanation) -> str:
+        """Say what the fixed order costs."""
+        mine, theirs = self.seconds, free.seconds
+        text = f"in any order: {free.choice.algorithm}, {_us(theirs)}"
+        if mine is None or not theirs:
+            return text
+        ratio = mine / theirs
+        much = f"takes {ratio:.3g} times that" if ratio >= 1.005 else "costs nothing"
+        return f"{text}; the fixed order {much}"
 
     def _busiest(self, candidate: Candidate) -> str:
         """Return which link of a described cluster has most to do."""
@@ -80,12 +100,18 @@ def explain(
         The Explanation, with all candidates.
 
     Raises:
-        UsageError: There is no such collective or algorithm, or none for so many ranks.
+        UsageError: There is no such collective or algorithm, or none for so many ranks; or it folds
+            nothing, and the question asks for the fixed order.
 
     Example:
         >>> cost.explain(cost.Question("allreduce", nbytes=8, size=4, cores=4)).choice.algorithm
         'one_shot'
     """
+    free = None
+    if question.order == FIXED:
+        if not folds(question.collective):
+            raise UsageError(f"explain: order is 'fixed', but {question.collective} folds nothing")
+        free = explain(question._replace(order=FREE), tuning, selector, machine)
     with collector.paused():
         found = candidates(question, tuning, full=True, machine=machine)
     best = best_of(found, question, tuning, machine)
@@ -120,7 +146,12 @@ def explain(
             "NVLink, not measured here."
         )
     described = topology is not None and question.size > 1
-    return Explanation(question, chosen, tuple(ranked), why, tuple(where), described)
+    return Explanation(question, chosen, tuple(ranked), why, tuple(where), described, free)
+
+
+def folds(collective: str) -> bool:
+    """Tell whether the order in which contributions are folded means something."""
+    return collective in COLLECTIVES and COLLECTIVES[collective].reduces
 
 
 def _switched(question: Question) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from pycoll.order import FREE
 from pycoll.program.slots import BUDGET_BYTES, SLOT_BYTES, SLOTS, SMALL_BYTES
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Question(NamedTuple):
     unproved: bool = False  #: what takes too long to prove may run
     without: tuple[str, ...] = ()  #: algorithms that have turned out to take too long to prove
     switch: Switch = Switch.NONE  #: what NVLink's switch does where all arrays are of `empty`
+    order: str = FREE  #: "fixed": only what folds in the order of the ranks may run
 
 
 class Choice(NamedTuple):

@@ -16,11 +16,12 @@ from pycoll.arrays import families, operands
 from pycoll.arrays.view import HOST, ArrayView, Device
 from pycoll.dtypes import ReduceOp, reduce_op
 from pycoll.errors import UsageError, quoted
+from pycoll.order import FIXED, require_order
 from pycoll.runtime.host.executor import HostExecutor
 from pycoll.runtime.plan import buckets
 from pycoll.runtime.plan.call import BARRIER
 from pycoll.runtime.plan.executor import Executor, Listed
-from pycoll.runtime.plan.options import CallOptions
+from pycoll.runtime.plan.options import CallOptions, Ordered
 from pycoll.runtime.plan.persistent import Plan
 from pycoll.runtime.plan.request import KINDS, CollectiveKind, Request, RequestBuilder
 from pycoll.runtime.work import Work, Works
@@ -45,9 +46,9 @@ class Dispatcher:
 
     def run(self, name: str, x: Any, out: Any, options: CallOptions, async_op: bool = False) -> Any:
         """Run or queue a collective; see its method in `Communicator`."""
-        kind, op = self._check(name, options)
+        kind, op, fixed = self._check(name, options)
         if kind.lists and isinstance(x, _LISTS):
-            call = self._listed(kind, x, out, op, options)
+            call = self._listed(kind, x, out, op, options._replace(fixed=fixed))
             return call.submit() if async_op else call.run()
         out = x if kind.out == "x" else out
         if not async_op and options.repeats:
@@ -56,13 +57,15 @@ class Dispatcher:
                 found = self._cuda.again(kind, x, out, op, options)
             if found is not None:
                 return found[0]
+        options = options._replace(fixed=fixed)
         request = self._request(kind, x, out, op, options)
         executor = self._executor(request.device)
         return executor.submit(request, options) if async_op else executor.run(request, options)
 
     def bind(self, name: str, x: Any, out: Any, options: CallOptions) -> Plan:
         """Bind a collective to its arrays."""
-        kind, op = self._check(name, options)
+        kind, op, fixed = self._check(name, options)
+        options = options._replace(fixed=fixed)
         if kind.lists and isinstance(x, _LISTS):
             return self._listed(kind, x, out, op, options).bind()
         if kind.out == "x" and out is not None:
@@ -102,10 +105,12 @@ class Dispatcher:
         device = operands.together((view for pair in pairs for view in pair), kind.name)
         return self._executor(device).listed(kind, pairs, op, options)
 
-    def _check(self, name: str, options: CallOptions) -> tuple[CollectiveKind, ReduceOp]:
+    def _check(self, name: str, options: CallOptions) -> tuple[CollectiveKind, ReduceOp, bool]:
+        """Return what a call is, how it folds, and whether in the fixed order."""
         who = (options.purpose and options.method) or name
         self.engine.life.require_usable(who)
-        wanted = options.algorithm
+        asked = options.algorithm
+        wanted = asked.algorithm if isinstance(asked, Ordered) else asked
         if not (wanted is None or isinstance(wanted, str | Algorithm)):
             raise UsageError(
                 f"{name}: algorithm is a {type(wanted).__name__}, want the name of a built-in or "
@@ -122,7 +127,12 @@ class Dispatcher:
             raise UsageError(
                 f"plan: collective{with_counts} is {quoted(name)}, want one of {', '.join(known)}"
             )
-        return kind, reduce_op(options.op)
+        fixed = self.engine.fixed and kind.collective.reduces
+        if isinstance(asked, Ordered):
+            fixed = require_order(name, asked.order) == FIXED
+            if fixed and not kind.collective.reduces:
+                raise UsageError(f"{name}: order is 'fixed', but it folds nothing; pass None")
+        return kind, reduce_op(options.op), fixed
 
     def _request(
         self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, options: CallOptions
@@ -131,7 +141,7 @@ class Dispatcher:
         builder = RequestBuilder(
             kind, world.rank, world.size, options.root, options.counts, self.empty
         )
-        return builder.request(x, out, op, options.purpose)
+        return builder.request(x, out, op, options.purpose, options.fixed)
 
     def empty(self, like: ArrayView, shape: tuple[int, ...]) -> ArrayView:
         """Return a new array like another, in the same memory."""

@@ -25,6 +25,7 @@ from pycoll.errors import (
     counted,
     described,
 )
+from pycoll.order import FIXED
 from pycoll.runtime.failure import Failure
 from pycoll.runtime.host.heap import Heap
 from pycoll.runtime.host.side import HostSide, slice_seconds
@@ -119,6 +120,8 @@ class Engine:
             #: What calls choose their algorithms by.
             self._agreement = agreement or agree(bootstrap, self.world, config, selector)
             self.unproved = self._agreement.unproved
+            #: Reductions fold in the fixed order, unless a call says otherwise.
+            self.fixed = self._agreement.order == FIXED
             bootstrap.control.attach(
                 self.failure.on_lost, self.failure.on_abort, self.failure.statuses.said
             )

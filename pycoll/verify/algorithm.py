@@ -10,12 +10,14 @@ from functools import lru_cache
 from pycoll import collector
 from pycoll.algorithms import Algorithm, get
 from pycoll.errors import UsageError, quoted
+from pycoll.order import FIXED, FREE, OrderName, require_order
 from pycoll.program.lower import compile_own
 from pycoll.program.program import Program
 from pycoll.program.slots import SLOTS
 from pycoll.schedule import Placement
 from pycoll.schedule.trace import forget
 from pycoll.verify.certificates import Form
+from pycoll.verify.fixed_order import require_fixed
 from pycoll.verify.gate import LIMIT, TooLargeError, chunks_moved, prove
 from pycoll.verify.record import Record
 from pycoll.verify.verdict import Progress, Verdict, silent
@@ -36,6 +38,7 @@ def verify(
     collective: str | None = None,
     placement: Placement | None = None,
     whole: bool = False,
+    order: OrderName = FREE,
 ) -> Verdict:
     """Prove an algorithm at ``size`` ranks, or raise what is wrong.
 
@@ -56,6 +59,8 @@ def verify(
         placement: Which ranks lie close together. The proof of an algorithm that asks for it is
             of this placement only.
         whole: Prove all ranks one by one, however many they are and however long it takes.
+        order: "fixed": prove as well that it folds in the order of the ranks, so that its results
+            have the bits of all others that do.
 
     Returns:
         The Verdict: what was proved, and how long it took.
@@ -63,9 +68,10 @@ def verify(
     Raises:
         UsageError: There is no such algorithm, or an argument is none of these.
         ScheduleError: The algorithm is not correct. PostconditionError: a value is missing, counted
-            twice, or not what was promised. RaceError: two accesses to one place are not ordered.
-            DeadlockError: a rank waits for ever. TooLargeError: the ranks do not all do the same,
-            and are too many to be proved one by one in a minute; see ``whole``.
+            twice, not what was promised, or not in the fixed order. RaceError: two accesses to one
+            place are not ordered. DeadlockError: a rank waits for ever. TooLargeError: the ranks do
+            not all do the same, and are too many to be proved one by one in a minute; see
+            ``whole``.
 
     Example:
         >>> bool(pycoll.verify("ring", size=3))
@@ -77,7 +83,10 @@ def verify(
     made = _algorithm(algorithm, collective)
     if average and not made.collective.reduces:
         raise UsageError(f"{made.collective.name} folds nothing, so it has no average")
-    return proved(made, size, slots, Form(direct, average), placement, whole)
+    fixed = require_order("verify", order) == FIXED
+    if fixed and not made.collective.reduces:
+        raise UsageError(f"verify: order is 'fixed', but {made.collective.name} folds nothing")
+    return proved(made, size, slots, Form(direct, average), placement, whole, fixed=fixed)
 
 
 def proved(
@@ -88,6 +97,8 @@ def proved(
     placement: Placement | None,
     whole: bool = False,
     progress: Progress = silent,
+    *,
+    fixed: bool = False,
 ) -> Verdict:
     """Do what `verify` does, and tell ``progress`` at which stage it is."""
     _check(size, slots, placement)
@@ -95,9 +106,13 @@ def proved(
     try:
         with collector.paused():
             verdict = _verdict(algorithm, size, slots, form, placement, whole, progress)
+            if fixed:
+                progress("comparing with the fixed order")
+                require_fixed(algorithm, size, placement, form, whole=whole)
     finally:
         forget()  # of thousands of ranks a few fill the memory
-    return replace(verdict, seconds=time.perf_counter() - began)
+    order = FIXED if fixed else FREE
+    return replace(verdict, seconds=time.perf_counter() - began, order=order)
 
 
 def _verdict(

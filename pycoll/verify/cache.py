@@ -1,9 +1,9 @@
 """Records on disk, so that an algorithm is proved once per change, and not once per job.
 
-A record is found by what was proved, the form, and the text of the pipeline and of the prover. A
-built-in is told by its source, which is part of that text. Of a user's algorithm the source would
-not do, as a function may depend on more than its text: it is told by the digest of the schedule of
-all ranks.
+A record is found by what was proved, the form, and the text of the pipeline, of all built-ins and
+of the prover. A built-in is told by its source, which is part of that text. Of a user's algorithm
+the source would not do, as a function may depend on more than its text: it is told by the digest of
+the schedule of all ranks.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from pycoll import files
 from pycoll.algorithms import BUILTIN
 from pycoll.program.lower import identity
 from pycoll.schedule import COLLECTIVES, Algorithm, Placement, schedule
-from pycoll.verify.certificates import PIPELINE, PROVER, Form, source_digest
+from pycoll.verify.certificates import Form
 from pycoll.verify.record import Record
+from pycoll.verify.sources import PIPELINE, source_digest
+
+SOURCES = (*PIPELINE, "algorithms/*.py", "verify/*.py")  #: what a record depends on
 
 
 def key(
     algorithm: Algorithm, size: int, slots: int, form: Form, placement: Placement | None
 ) -> str:
     """Return the name of a record, or "" where a proof cannot be tied to this version."""
-    text, collective = source_digest(PIPELINE + PROVER), algorithm.collective
+    text, collective = source_digest(SOURCES), algorithm.collective
     # The rules of a collective of one's own have no text to tell them by, only a name.
     if not text or COLLECTIVES.get(collective.name) is not collective:
         return ""

@@ -3,7 +3,8 @@
 ``python -m pycoll.verify.certify`` makes ``certificates.json``. A certificate is tied by digest
 to the text of every file between an algorithm and its Programs, and of those that move a Program
 from a representative to another rank; an edit voids it, and the gate proves anew until the
-certificates are made again.
+certificate is made again. Of the built-ins' files it names those that the algorithm depends on:
+while their text is what it was, so is what they import, and nobody has to look.
 """
 
 from __future__ import annotations
@@ -16,20 +17,9 @@ from typing import Any, NamedTuple
 
 from pycoll.algorithms import BUILTIN, Algorithm
 from pycoll.program.lower import Facts
+from pycoll.verify.sources import defining, source_digest
 
-PACKAGE = Path(__file__).parents[1]
 FILE = Path(__file__).with_name("certificates.json")
-PIPELINE = (
-    "algorithms/*.py",
-    "schedule/*.py",
-    "passes/*.py",
-    "program/image.py",
-    "program/isa.py",
-    "program/lower.py",
-    "program/program.py",
-    "verify/symmetry/*.py",
-)
-PROVER = ("verify/*.py",)  #: besides: what else a record that is kept on disk depends on
 
 
 class Form(NamedTuple):
@@ -50,22 +40,17 @@ def forms(algorithm: Algorithm) -> tuple[Form, ...]:
     return tuple(f for f in FORMS if algorithm.collective.reduces or not f.average)
 
 
-@cache
-def source_digest(patterns: tuple[str, ...] = PIPELINE) -> str:
-    """Return a digest of the package's files that match, or "" where there is no source."""
-    state = hashlib.sha256()
-    for pattern in patterns:
-        paths = sorted(PACKAGE.glob(pattern))
-        if not paths:
-            return ""
-        for path in paths:
-            state.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
-    return state.hexdigest()
+def digest(algorithm: Algorithm, files: tuple[str, ...]) -> str:
+    """Return what a certificate must name; "" where there is no such source.
 
-
-def digest(algorithm: Algorithm) -> str:
-    """Return what a built-in's certificate must name: its source is among the pipeline's."""
-    text = f"{algorithm.collective.name} {algorithm.name} {source_digest()}"
+    Args:
+        algorithm: What it is of.
+        files: Those of the built-ins that it depended on when it was proved, see `files_of`.
+    """
+    pipeline, own, first = source_digest(), source_digest(files), defining(algorithm)
+    if not (pipeline and own) or (first and first not in files):
+        return ""
+    text = f"{algorithm.collective.name} {algorithm.name} {pipeline} {first} {own}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -105,10 +90,18 @@ def certified_without_direct(algorithm: Algorithm, size: int, slots: int) -> boo
 
 def entry_of(algorithm: Algorithm) -> dict[str, Any] | None:
     """Return the certificate of a built-in, if it is of this source."""
-    if algorithm not in BUILTIN or not source_digest():
+    if algorithm not in BUILTIN:
         return None
-    found = certificates().get(f"{algorithm.collective.name}/{algorithm.name}")
-    return found if found is not None and found.get("digest") == digest(algorithm) else None
+    match certificates().get(f"{algorithm.collective.name}/{algorithm.name}"):
+        case {"digest": str(of), "files": list(files)} as found:
+            return found if of and of == digest(algorithm, tuple(files)) else None
+    return None
+
+
+def read() -> None:
+    """Read the certificates and the source, for the processes that are forked of this one."""
+    for algorithm in BUILTIN:
+        entry_of(algorithm)
 
 
 def _covers(spans: object, size: int) -> bool:

@@ -1,7 +1,8 @@
-"""``python -m pycoll.verify.certify``: prove every built-in and write the certificates.
+"""``python -m pycoll.verify.certify``: prove built-ins and write their certificates.
 
-All are proved for flat placements. An algorithm that looks at the placement and refuses a flat one
-has no certificate: it is proved when a job has another.
+Those are proved whose certificate is not of this source; the others keep theirs. All are proved for
+flat placements. An algorithm that looks at the placement and refuses a flat one has no certificate:
+it is proved when a job has another.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -24,9 +25,10 @@ from pycoll.schedule.trace import forget
 from pycoll.verify import beyond
 from pycoll.verify.algorithm import verify
 from pycoll.verify.beyond import row_of
-from pycoll.verify.certificates import FILE, Certificate, Form, digest, forms
+from pycoll.verify.certificates import FILE, Certificate, Form, digest, entry_of, forms
 from pycoll.verify.gate import TooLargeError
 from pycoll.verify.gate import prove as prove_record
+from pycoll.verify.sources import files_of
 
 SIZES = (1, 64)
 BEYOND = beyond.SIZES
@@ -79,18 +81,21 @@ def prove_beyond(task: tuple[str, str, int, bool]) -> list[Any] | None:
 
 
 def certify(
-    sizes: tuple[int, int], workers: int | None = None, beyond: Iterable[int] = ()
-) -> dict[str, dict[str, object]]:
-    """Prove all built-ins at all sizes; an error ends it, with its counterexample."""
-    tasks, further = list(_tasks(sizes)), list(_further(beyond))
+    algorithms: Sequence[Algorithm],
+    sizes: tuple[int, int],
+    workers: int | None = None,
+    beyond: Sequence[int] = (),
+) -> dict[str, dict[str, Any]]:
+    """Prove built-ins at all sizes; an error ends it, with its counterexample."""
+    tasks, further = list(_tasks(algorithms, sizes)), list(_further(algorithms, beyond))
     with ProcessPoolExecutor(workers, initializer=_quiet) as pool:
         # The longest proofs first, so that no worker is left alone with them at the end.
         further.sort(key=lambda task: -task[2])
         tasks.sort(key=lambda task: -task[2])
         rows = dict(zip(further, pool.map(prove_beyond, further), strict=True))
         proved = dict(zip(tasks, pool.map(prove, tasks, chunksize=4), strict=True))
-    table: dict[str, dict[str, object]] = {}
-    for a in BUILTIN:
+    table: dict[str, dict[str, Any]] = {}
+    for a in algorithms:
         found_forms, known = {}, dict[int, Certificate]()
         for form in forms(a):
             found = {}
@@ -100,8 +105,10 @@ def certify(
             if found:
                 found_forms[str(form)] = spans(list(found))
             known.update(found)
-        table[f"{a.collective.name}/{a.name}"] = {
-            "digest": digest(a),
+        files = files_of(a)
+        table[key(a)] = {
+            "digest": digest(a, files),
+            "files": files,
             "slots": SLOTS,
             "asks": any(one.asks for one in known.values()),
             "forms": found_forms,
@@ -143,15 +150,24 @@ def spans(sizes: list[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def _tasks(sizes: tuple[int, int]) -> Iterator[tuple[str, str, int, Form]]:
-    for a in BUILTIN:
+def key(algorithm: Algorithm) -> str:
+    """Return by what a certificate is found."""
+    return f"{algorithm.collective.name}/{algorithm.name}"
+
+
+def _tasks(
+    algorithms: Sequence[Algorithm], sizes: tuple[int, int]
+) -> Iterator[tuple[str, str, int, Form]]:
+    for a in algorithms:
         for size in range(sizes[0], sizes[1] + 1):
             for form in forms(a):
                 yield a.collective.name, a.name, size, form
 
 
-def _further(sizes: Iterable[int]) -> Iterator[tuple[str, str, int, bool]]:
-    for a in BUILTIN:
+def _further(
+    algorithms: Sequence[Algorithm], sizes: Sequence[int]
+) -> Iterator[tuple[str, str, int, bool]]:
+    for a in algorithms:
         for size in sizes:
             yield a.collective.name, a.name, size, False
             if a.collective.reduces:
@@ -167,14 +183,25 @@ def main() -> None:
     """Write the certificates and say how long it took."""
     parser = argparse.ArgumentParser(prog="python -m pycoll.verify.certify", description=__doc__)
     parser.add_argument("--workers", type=int, help="processes (default: one per core)")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="prove every built-in, such as after a change of the prover, which no certificate is "
+        "tied to, or of the sizes",
+    )
     options = parser.parse_args()
     began = time.perf_counter()
-    table = certify(SIZES, options.workers, BEYOND)
-    rows = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in table.items())
-    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    kept = {} if options.all else {key(a): known for a in BUILTIN if (known := entry_of(a))}
+    table = certify([a for a in BUILTIN if key(a) not in kept], SIZES, options.workers, BEYOND)
     for name, certificate in table.items():
         sys.stdout.write(f"{name}: {certificate['forms']}\n")
-    sys.stdout.write(f"{FILE.name}: {time.perf_counter() - began:.0f} s\n")
+    table |= kept
+    rows = (f"{json.dumps(key(a))}: {json.dumps(table[key(a)])}" for a in BUILTIN)
+    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    seconds = time.perf_counter() - began
+    sys.stdout.write(
+        f"{FILE.name}: {len(table) - len(kept)} proved, {len(kept)} kept, {seconds:.0f} s\n"
+    )
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def differing(got: int, want: int) -> str:
 
 def rank_names(bits: int) -> str:
     """Name the ranks of a set of contributions, at most six of them."""
-    return named_ranks(list(_members(bits)))
+    return named_ranks(list(members(bits)))
 
 
 def named_ranks(ranks: list[int]) -> str:
@@ -164,7 +164,8 @@ def named_ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {names}"
 
 
-def _members(bits: int) -> Iterator[int]:
+def members(bits: int) -> Iterator[int]:
+    """Yield the ranks of a set of contributions, ascending."""
     while bits:
         low = bits & -bits
         yield low.bit_length() - 1

@@ -29,6 +29,7 @@ class Verdict:
     by: str = ""  #: "rank by rank", or such as "1 rank for all, by rotation of 64"
     #: ranks whose Programs were held against that; each of the others does so before it runs
     compared: int = 0
+    order: str = "free"  #: or "fixed", where it was proved to fold in the order of the ranks
 
     def __bool__(self) -> bool:
         return True
@@ -38,8 +39,9 @@ class Verdict:
         ranks = counted(self.size, "rank")
         if self.origin != "proof":
             return f"{self.name} at {ranks}: {self.origin}"
+        found = "correct" if self.order == "free" else "correct, in the fixed order,"
         return (
-            f"{self.name} is correct at {ranks}: {self.instructions} instructions, proved in "
+            f"{self.name} is {found} at {ranks}: {self.instructions} instructions, proved in "
             f"{self.seconds:.3g} s, {self.how()}"
         )
 

@@ -122,3 +122,15 @@ def test_a_topology_without_ranks(cli, tmp_path):
     done = cli("explain", "allreduce", "--nbytes", "8", "--topology", str(path))
     assert done.code == 2
     assert "has no ranks, want at least one" in done.err
+
+
+def test_the_fixed_order_beside_any(cli):
+    arguments = ("explain", "allreduce", "--nbytes", "1M", "--size", "8", "--cores", "8")
+    done = cli(*arguments, "--order", "fixed")
+    assert done.code == 0
+    assert "\nin any order: " in done.out
+    assert "is not in the fixed order: it folds chunk 1 on rank 0 as (0+(" in done.out
+    assert "in any order" not in cli(*arguments).out
+    done = cli("explain", "broadcast", "--nbytes", "1M", "--order", "fixed")
+    assert done.code == 2
+    assert "order is 'fixed', but broadcast folds nothing" in done.err

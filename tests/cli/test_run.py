@@ -461,3 +461,8 @@ def test_a_program_needs_no_arguments(cli):
     done = cli("run", "-n", "2")
     assert done.code == 2
     assert "the following arguments are required: PROGRAM;" in done.err
+
+
+def test_an_order_for_all_ranks(run) -> None:
+    body = "assert os.environ['PYCOLL_ORDER'] == 'fixed'"
+    assert run(2, body, "--order", "fixed").end()[0] == 0

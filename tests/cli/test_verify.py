@@ -75,3 +75,15 @@ def test_more_slots_than_an_edge_can_have_are_refused(cli):
     done = cli("verify", "ring", "--size", "4", "--slots", "5000000")
     assert done.code == 2
     assert "slots is 5000000, want an integer from 1 to 1048576" in done.err
+
+
+def test_the_fixed_order_is_proved_on_request(cli):
+    done = cli("verify", "two_shot", "--size", "5", "--order", "fixed")
+    assert done.code == 0
+    assert "two_shot at 5 ranks is right, and folds in the fixed order: proved" in done.out
+    done = cli("verify", "ring", "--size", "5", "--order", "fixed")
+    assert done.code == 1
+    assert "ring at 5 ranks is right, but not in the fixed order: it folds chunk 1" in done.out
+    done = cli("verify", "allgather.ring", "--size", "5", "--order", "fixed")
+    assert done.code == 2
+    assert "--order is fixed, but allgather folds nothing" in done.err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pycoll.algorithms import names
+from pycoll.algorithms import FOR_FIXED_ORDER, names
 from pycoll.cost import Choice, Question, Tuning, choose, explain
 from pycoll.cost.machine import hosts_of
 from pycoll.errors import UsageError
@@ -52,7 +52,8 @@ def test_what_cannot_run_says_why() -> None:
     told = explain(QUESTION)
     excluded = [c for c in told.candidates if c.seconds is None]
     assert all(c.note for c in excluded)
-    assert all("hierarchical" in c.algorithm for c in excluded)
+    assert all("hierarchical" in c.algorithm or c.algorithm in FOR_FIXED_ORDER for c in excluded)
+    assert "is for the fixed order" in {c.note for c in excluded}
 
 
 def test_an_algorithm_that_is_asked_for_and_is_not_there() -> None:

@@ -20,6 +20,8 @@ def words(comm: pycoll.Communicator, x: np.ndarray[tuple[int], np.dtype[np.float
     comm.allreduce(x, asynchronous=True)  # refused
     comm.allreduce(x, timeout="3")  # refused
     comm.broadcast(x, root="0")  # refused
+    comm.allreduce(x, order="fast")  # refused
+    comm.broadcast(x, order="fixed")  # refused
 
 
 def arrays(comm: pycoll.Communicator, x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:

@@ -21,6 +21,7 @@ from pycoll.schedule import (
 )
 from pycoll.verify import Record, certificates, gate
 from pycoll.verify.certificates import digest
+from pycoll.verify.sources import files_of
 
 
 @algorithm(allreduce)
@@ -52,7 +53,8 @@ def entry(a: Algorithm, asks: bool = False, **changes: object) -> dict[str, obje
         "facts": facts,
     }
     known["beyond"] = {"slots": 4, "sum": {}, "average": {}}
-    return {"digest": digest(a), **known, **changes}
+    files = list(files_of(a))
+    return {"digest": digest(a, tuple(files)), "files": files, **known, **changes}
 
 
 @pytest.fixture

@@ -53,14 +53,14 @@ class CudaExecutor:
         kind = BFLOAT16 if name == "bfloat16" else dtype_of(numpy_dtype(dtype), "empty")
         return self.streams.open().device_heap.empty(lengths(shape), kind)
 
-    def explain(self, collective: str, nbytes: int) -> Explanation:
+    def explain(self, collective: str, nbytes: int, order: str | None) -> Explanation:
         """Return which algorithm runs, and why."""
         if self.streams.dc is None:
             raise UsageError(
                 "explain: this communicator has no GPU yet; call comm.cuda() on all ranks"
             )
         dc = self.streams.dc
-        found = dc.selection.explain(collective, nbytes)
+        found = dc.selection.explain(collective, nbytes, order)
         ways = reach.told(dc.world.rank, dc.reach, dc.lacks)
         return replace(found, where=(*found.where, *ways))
 

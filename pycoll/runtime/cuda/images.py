@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pycoll.runtime.cuda.kernels import Kernels
     from pycoll.runtime.engine import Engine
     from pycoll.runtime.plan.cache import BoundPlan
-    from pycoll.runtime.plan.call import Call, Wanted
+    from pycoll.runtime.plan.call import Call
+    from pycoll.runtime.plan.options import Asked
     from pycoll.runtime.plan.proof import Form
     from pycoll.runtime.plan.selection import Selection
 
@@ -97,7 +98,7 @@ class Images:
 
         return int(found_once(self._device.engine.once, subject, find, timeout))
 
-    def offer(self, call: Call, wanted: Wanted, made: BoundPlan) -> None:
+    def offer(self, call: Call, asked: Asked, made: BoundPlan) -> None:
         """Do nothing: nobody starts these without Python, as a stream has to be asked for."""
 
     def forget(self) -> None:

@@ -128,7 +128,7 @@ class DeviceListCall:
         packed = _Packed()
         dc = None
         for message in buckets.buckets(self._pairs):
-            call = message.call(self._kind.name, self._op, self._root)
+            call = message.call(self._kind.name, self._op, self._root, self._options.fixed)
             dc, plan = streams.find(call, options.algorithm, options.timeout, number, stream)
             if len(message.pairs) == 1:
                 x, out = message.pairs[0]

@@ -26,7 +26,8 @@ from pycoll.runtime.plan.options import CallOptions
 if TYPE_CHECKING:
     from pycoll.arrays.view import ArrayView
     from pycoll.runtime.host.executor import HostExecutor
-    from pycoll.runtime.plan.call import Call, Wanted
+    from pycoll.runtime.plan.call import Call
+    from pycoll.runtime.plan.options import Asked
 
 #: CUDA counts devices by a C int.
 _MOST_DEVICE = 2**31 - 1
@@ -118,14 +119,14 @@ class Streams:
         return families.look(made, "the new array")
 
     def find(
-        self, call: Call, wanted: Wanted, timeout: float | None, number: int, stream: int
+        self, call: Call, asked: Asked, timeout: float | None, number: int, stream: int
     ) -> tuple[DeviceComm, BoundPlan]:
         """Return the plan of a call on a device; make what is missing unless that cannot be now."""
         dc = self.opened_for(number, stream, timeout, call.text(None))
         dc.engine.life.require_usable(call.collective)
-        if not dc.plans.known(call, wanted) and dc.capturing(stream):
+        if not dc.plans.known(call, asked) and dc.capturing(stream):
             self._refuse_capture(call.text(None))
-        return dc, dc.plans.find(call, wanted, timeout)
+        return dc, dc.plans.find(call, asked, timeout)
 
     def take_part(self, stream: int) -> Callable[[], None]:
         """Put calls with ``async_op`` on a part's stream from now on; returns what ends that."""

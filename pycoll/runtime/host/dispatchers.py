@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from pycoll.runtime.engine import Engine
     from pycoll.runtime.plan.cache import BoundPlan
-    from pycoll.runtime.plan.call import Call, Wanted
+    from pycoll.runtime.plan.call import Call
+    from pycoll.runtime.plan.options import Asked
     from pycoll.runtime.plan.proof import Form
     from pycoll.runtime.plan.selection import Selection
 
@@ -36,15 +37,15 @@ class Dispatchers:
         """How calls choose their algorithms."""
         return self._engine.selection
 
-    def of(self, wanted: Wanted) -> Any:
+    def of(self, asked: Asked) -> Any:
         """Return the dispatcher for one choice of algorithm; None: the fastest."""
-        return self._engine.dispatcher.of(wanted)
+        return self._engine.dispatcher.of(asked)
 
     def keep(self, call: Call, handle: Any, forms: Sequence[Form], timeout: float | None) -> Any:
         """Return the native plan itself."""
         return self._engine.keep(handle)
 
-    def offer(self, call: Call, wanted: Wanted, made: BoundPlan) -> None:
+    def offer(self, call: Call, asked: Asked, made: BoundPlan) -> None:
         """Let the dispatcher find a plan by the arrays of a call."""
         world = self._engine.world
         kind, blocks = KINDS[call.collective], call.blocks(world.size)
@@ -55,7 +56,7 @@ class Dispatchers:
         arrays = flags.APART * (not kind.collective.in_place) | flags.SHAPED * kind.alike
         if kind.default is in_place or not (g.input.nblocks and g.output.nblocks):
             arrays |= flags.ALIAS
-        self.of(wanted).add(
+        self.of(asked).add(
             NUMBERS["barrier" if call == BARRIER else call.collective],
             int(call.op),
             call.root,

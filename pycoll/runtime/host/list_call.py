@@ -95,8 +95,8 @@ class ListCall:
 
     def _plans(self) -> Iterator[tuple[Bucket, BoundPlan]]:
         for message in buckets.buckets(self._pairs):
-            call = message.call(self._kind.name, self._op, self._root)
             options = self._options
+            call = message.call(self._kind.name, self._op, self._root, options.fixed)
             yield message, self._host.plans.find(call, options.algorithm, options.timeout)
 
     def _results(self) -> list[Any]:

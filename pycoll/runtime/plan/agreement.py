@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll import log
 from pycoll.errors import UsageError
+from pycoll.order import FREE
 
 if TYPE_CHECKING:
     from pycoll.bootstrap import Bootstrap
@@ -28,6 +29,7 @@ class Agreement(NamedTuple):
     tuning: dict[str, Any] | None = None  #: what rank 0 found measured, as JSON
     selector: Selector | None = None
     unproved: bool = False  #: all ranks let through what takes too long to prove
+    order: str = FREE  #: in which reductions fold, unless a call says otherwise
     given: str = ""  #: the name of the plug-in, or that it was a function
 
     @property
@@ -39,7 +41,7 @@ class Agreement(NamedTuple):
 def agree(
     bootstrap: Bootstrap, world: World, config: Config, selector: Selector | str | None
 ) -> Agreement:
-    """Hear what rank 0 knows, and that the ranks were given selectors alike.
+    """Hear what rank 0 knows, and that the ranks were given selectors and orders alike.
 
     A name is looked up here, on every rank, so that one that is wrong is refused before any call.
 
@@ -48,7 +50,7 @@ def agree(
     """
     named = selector if isinstance(selector, str) else "" if selector is None else _FUNCTION
     tuning = _tuning(world, config) if world.rank == 0 else None
-    mine = {"selector": named, "tuning": tuning, "unproved": config.unproved}
+    mine = {"selector": named, "tuning": tuning, "unproved": config.unproved, "order": config.order}
     blobs = bootstrap.allgather(json.dumps(mine).encode(), config.timeout)
     first = {blob: rank for rank, blob in reversed([*enumerate(blobs)])}  # mostly all say the same
     said = {rank: json.loads(blob) for blob, rank in first.items()}
@@ -60,13 +62,18 @@ def agree(
                 f"selector is {theirs['selector'] or 'not given'} on rank {rank} and "
                 f"{wanted or 'not given'} on rank 0; give all ranks the same"
             )
+        if theirs["order"] != said[0]["order"]:
+            raise UsageError(
+                f"order is {theirs['order']!r} on rank {rank} and {said[0]['order']!r} on rank 0; "
+                "give all ranks the same, by init(order=...) or PYCOLL_ORDER"
+            )
     if tuning and world.rank == 0:
         log.info("selection", "by what `pycoll tune` has measured before the model")
     if wanted and world.rank == 0:
         log.info("selection", "by a selector: %s", wanted)
     chosen = selector if callable(selector) else plug_in(wanted)
     unproved = all(theirs["unproved"] for theirs in said.values())
-    return Agreement(said[0]["tuning"], chosen, unproved, wanted)
+    return Agreement(said[0]["tuning"], chosen, unproved, said[0]["order"], wanted)
 
 
 def plug_in(name: str) -> Selector | None:

@@ -48,9 +48,9 @@ class Bucket:
         """Elements of each array; nothing for one that travels alone."""
         return () if len(self.pairs) == 1 else tuple(x.count for x, _ in self.pairs)
 
-    def call(self, name: str, op: ReduceOp, root: int) -> Call:
+    def call(self, name: str, op: ReduceOp, root: int, fixed: bool) -> Call:
         """Return what all ranks ask for alike."""
-        return Call(name, op, self.dtype, self.count, root, pieces=self.pieces)
+        return Call(name, op, self.dtype, self.count, root, pieces=self.pieces, fixed=fixed)
 
 
 def pairs(xs: Sequence[Any], outs: Any, who: str, reduces: bool = True) -> list[Pair]:

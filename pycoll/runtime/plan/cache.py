@@ -28,13 +28,15 @@ from pycoll.runtime.native import bindings
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
 from pycoll.runtime.plan.earlier import SETTLED
 from pycoll.runtime.plan.geometry import Geometry, geometry
-from pycoll.runtime.plan.proof import Form, Proofs
+from pycoll.runtime.plan.options import Ordered
+from pycoll.runtime.plan.proof import Form, Proofs, code_of
 from pycoll.runtime.record.kinds import Kind
 from pycoll.schedule import COLLECTIVES, Algorithm, NotDirect
 from pycoll.schedule.trace import forget
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
+    from pycoll.runtime.plan.options import Asked
     from pycoll.runtime.plan.selection import Selection
     from pycoll.verify import Record
 
@@ -66,6 +68,7 @@ class _Lowered:
     peers: frozenset[int]  #: the ranks that exchange messages with this one
     record: Record
     blob: bytes  #: until it is loaded
+    code: bytes  #: tells the Program from every other
     handle: Any = None  #: the native program
 
 
@@ -85,7 +88,7 @@ class Target(Protocol):
     def keep(self, call: Call, handle: Any, forms: Sequence[Form], timeout: float | None) -> Any:
         """Return what runs a native plan, which is freed when the engine closes at the latest."""
 
-    def offer(self, call: Call, wanted: Wanted, made: BoundPlan) -> None:
+    def offer(self, call: Call, asked: Asked, made: BoundPlan) -> None:
         """Let later calls find a plan by their arrays alone."""
 
     def forget(self) -> None:
@@ -107,48 +110,48 @@ class PlanCache:
     def __init__(self, engine: Engine, target: Target, proofs: Proofs | None = None) -> None:
         self._engine = engine
         self._target = target
-        self._plans: dict[tuple[Call, Wanted], BoundPlan] = {}
-        self._first: set[tuple[Call, Wanted]] = set()  #: of the plans those that are not for good
+        self._plans: dict[tuple[Call, Asked], BoundPlan] = {}
+        self._first: set[tuple[Call, Asked]] = set()  #: of the plans those that are not for good
         self._known: dict[tuple[Form, int], _Lowered] = {}  # by form and root
         self.proofs = proofs or Proofs(engine)
         self._rank, self._size = engine.world.rank, engine.world.size
         engine.lend(self)
 
-    def known(self, call: Call, wanted: Wanted) -> bool:
+    def known(self, call: Call, asked: Asked) -> bool:
         """Tell whether `find` has only to look it up."""
-        return (call, wanted) in self._plans
+        return (call, asked) in self._plans
 
-    def find(self, call: Call, wanted: Wanted, timeout: float | None = None) -> BoundPlan:
+    def find(self, call: Call, asked: Asked, timeout: float | None = None) -> BoundPlan:
         """Return the plan for a call; make it first if need be.
 
         Args:
             call: What all ranks ask for alike.
-            wanted: The algorithm; None: the fastest.
+            asked: The algorithm; None: the fastest.
             timeout: Seconds to reach the ranks that it talks to; the communicator's by default.
 
         Raises:
             UsageError: There is no such algorithm, or it is for another collective.
             ScheduleError: The algorithm is not correct.
         """
-        found = self._plans.get((call, wanted))
-        if found is not None and not (self._first and self._superseded(call, wanted)):
+        found = self._plans.get((call, asked))
+        if found is not None and not (self._first and self._superseded(call, asked)):
             return found
         if len(self._plans) >= MAX_PLANS and not self._engine.calling():
             self.forget()  # else another thread may be inside a call of one: the next time
-        made = self._plans[call, wanted] = self._make(call, wanted, timeout)
+        made = self._plans[call, asked] = self._make(call, asked, timeout)
         plain = call == BARRIER or not (call.counts or call.pieces or call.purpose)
         # Then the arrays' lengths and formats say it all.
-        if plain and call.dtype.named and self.lasts(call, wanted):
-            self._target.offer(call, wanted, made)
+        if plain and call.dtype.named and self.lasts(call, asked):
+            self._target.offer(call, asked, made)
         return made
 
-    def lasts(self, call: Call, wanted: Wanted) -> bool:
+    def lasts(self, call: Call, asked: Asked) -> bool:
         """Tell whether the plan of a call is for good: `find` will not return another later."""
-        return (call, wanted) not in self._first
+        return (call, asked) not in self._first
 
-    def _superseded(self, call: Call, wanted: Wanted) -> bool:
+    def _superseded(self, call: Call, asked: Asked) -> bool:
         """Tell whether the next call runs what is best for the ranks that there are."""
-        return (call, wanted) in self._first and self._settled()
+        return (call, asked) in self._first and self._settled()
 
     def _settled(self) -> bool:
         # The number of a call is the same on all ranks, so all change over at the same call.
@@ -166,9 +169,11 @@ class PlanCache:
         self._known.clear()  # a native plan keeps its own
         self.proofs.forget()
 
-    def _make(self, call: Call, wanted: Wanted, timeout: float | None) -> BoundPlan:
+    def _make(self, call: Call, asked: Asked, timeout: float | None) -> BoundPlan:
+        wanted = asked.algorithm if isinstance(asked, Ordered) else asked
         try:
-            own, choice, text = self._planned(call, wanted, timeout)
+            own, choice, text, final = self._planned(call, wanted, timeout)
+            (self._first.discard if final else self._first.add)((call, asked))
         except (PeerLostError, CollectiveTimeout) as error:
             if TOLD not in vars(error):  # it ended a wait for what another rank finds out for all
                 named = wanted if isinstance(wanted, Algorithm) else None
@@ -178,17 +183,18 @@ class PlanCache:
 
     def _planned(
         self, call: Call, wanted: Wanted, timeout: float | None
-    ) -> tuple[list[_Lowered], Choice, str]:
-        """Return this rank's Programs for a call, the choice with its tile, and the call's text."""
+    ) -> tuple[list[_Lowered], Choice, str, bool]:
+        """Return this rank's Programs for a call, the choice with its tile, and the call's text.
+
+        And whether the choice is for good.
+        """
         without: tuple[str, ...] = ()
         while True:
             choice, algorithm, final = self._target.selection.choose(
                 call, wanted, timeout, without, first=not self._settled()
             )
             try:
-                made = self._lowered_as(choice, algorithm, call, wanted, timeout)
-                (self._first.discard if final else self._first.add)((call, wanted))
-                return made
+                return *self._lowered_as(choice, algorithm, call, wanted, timeout), final
             except ScheduleError as error:
                 # The choice only estimates what a proof takes; all ranks hear that it is too much.
                 again = wanted is not None or algorithm.name in without
@@ -213,12 +219,16 @@ class PlanCache:
         placement = world.placement.rotated(call.root)
         staged = Form(algorithm, average, False, placement)
         own = [self._lowered(staged, call.root, timeout)]
+        if call.fixed:
+            self._require_fixed(own[0], call, timeout)
         if choice.direct is not None and self._target.direct and world.direct:
             named = algorithm if choice.direct == algorithm.name else None
             direct = named or get(choice.direct, call.collective)
             mapped = Form(direct, average, True, placement)
             try:
-                own.append(self._lowered(mapped, call.root, timeout))
+                made = self._lowered(mapped, call.root, timeout)
+                if not (call.fixed and self._disorder(made, call, timeout)):
+                    own.append(made)
             except ScheduleError as error:
                 if not (isinstance(error, NotDirect) or _too_large(error)):
                     raise  # else it has no such form, and runs staged
@@ -235,6 +245,19 @@ class PlanCache:
             text += " (unproved)"
         return own, choice._replace(tile=tile), text
 
+    def _require_fixed(self, own: _Lowered, call: Call, timeout: float | None) -> None:
+        if text := self._disorder(own, call, timeout):
+            where = f" (ranks are counted from root {call.root})" if call.root else ""
+            raise UsageError(
+                f"{call.collective}: algorithm {own.form.algorithm.name!r} does not fold in the "
+                f"fixed order among {self._size} ranks: {text}{where}; want one that does, or "
+                "order='free'"
+            )
+
+    def _disorder(self, own: _Lowered, call: Call, timeout: float | None) -> str:
+        rank = (self._rank - call.root) % self._size
+        return self.proofs.disorder(own.form, own.record, rank, own.code, timeout)
+
     def _lowered(self, form: Form, root: int, timeout: float | None) -> _Lowered:
         """Return this rank's Program of a form, lowered once for all messages that it serves."""
         found = self._known.get((form, root))
@@ -243,7 +266,8 @@ class PlanCache:
             if not self._engine.world.direct:  # for direct forms peers' steps are wanted again
                 forget()
             peers = frozenset((peer + root) % self._size for peer in own.peers)
-            found = _Lowered(form, own.digest, peers, own.record, own.blob)
+            code = code_of(own.blob)
+            found = _Lowered(form, own.digest, peers, own.record, own.blob, code)
             self._known[form, root] = found
         return found
 

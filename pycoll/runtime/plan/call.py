@@ -27,6 +27,7 @@ class Call:
     counts: tuple[int, ...] = ()  #: elements of each rank's block, where they are not alike
     pieces: tuple[int, ...] = ()  #: elements of each array of a coalesced call
     purpose: str = ""  #: text of what the collective is done for, if not for itself
+    fixed: bool = False  #: contributions are folded in the order of the ranks
 
     @property
     def nbytes(self) -> int:
@@ -48,6 +49,8 @@ class Call:
         what += [self.dtype.name, self._amount()]
         if collective.rooted:
             what.append(f"root {self.root}")
+        if self.fixed:
+            what.append("fixed order")
         if algorithm is not None:
             what.append(named(algorithm))
         return f"{self.collective}{'v' if self.counts else ''}({', '.join(what)})"

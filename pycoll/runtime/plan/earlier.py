@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pycoll.algorithms import get
 from pycoll.cost import Choice
 from pycoll.errors import PycollError
+from pycoll.order import FREE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,11 +44,12 @@ class Subject(NamedTuple):
     wanted: str | None
     dtype: str
     direct: bool  #: whether all arrays of `empty` are reached by all ranks
+    order: str = FREE
 
     @classmethod
     def of(cls, asked: Question, direct: bool) -> Subject:
         """Return what of a question holds for any number of ranks."""
-        return cls(asked.collective, asked.nbytes, asked.wanted, asked.dtype, direct)
+        return cls(asked.collective, asked.nbytes, asked.wanted, asked.dtype, direct, asked.order)
 
 
 class Choices:

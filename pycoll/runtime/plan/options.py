@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 if TYPE_CHECKING:
+    from pycoll.order import OrderName
     from pycoll.runtime.plan.call import Wanted
     from pycoll.schedule import Algorithm
 
@@ -52,12 +54,48 @@ class EitherBy(Either):
     algorithm: NotRequired[Algorithm | str | None]
 
 
+class WaitsInOrder(WaitsBy, total=False):
+    """The same, of a call that folds."""
+
+    order: OrderName | None
+
+
+class QueuedInOrder(QueuedBy):
+    """The same, of a call that folds."""
+
+    order: NotRequired[OrderName | None]
+
+
+class EitherInOrder(EitherBy):
+    """The same, of a call that folds."""
+
+    order: NotRequired[OrderName | None]
+
+
 class Bound(TypedDict, total=False):
     """Of a call that is bound to its arrays."""
 
     counts: Sequence[int] | None
     algorithm: Algorithm | str | None
     timeout: float | None
+    order: OrderName | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An algorithm, and an order other than the communicator's.
+
+    They are one value, as plans are found by what was asked for: the native dispatchers take any
+    that has a hash. It is no tuple, which a user's own could equal.
+    """
+
+    algorithm: Wanted
+    order: Any  #: as it was passed
+
+
+if TYPE_CHECKING:
+    #: What plans are found by beside the call.
+    Asked = Wanted | Ordered
 
 
 class CallOptions(NamedTuple):
@@ -66,9 +104,10 @@ class CallOptions(NamedTuple):
     op: str = "sum"
     root: Any = 0
     counts: Sequence[int] | None = None
-    algorithm: Wanted = None
+    algorithm: Asked = None
     timeout: float | None = None
     purpose: str = ""  #: the method, where it is none of the collective's own
+    fixed: bool = False  #: fold in the fixed order, once the call has been looked at
 
     @property
     def repeats(self) -> bool:

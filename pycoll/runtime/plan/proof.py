@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +27,7 @@ from pycoll.schedule import NotDirect, rank_steps
 if TYPE_CHECKING:
     from pycoll.program.program import Program
     from pycoll.runtime.engine import Engine
+    from pycoll.runtime.join import World
     from pycoll.schedule import Algorithm, Placement
     from pycoll.verify import Record
 
@@ -55,6 +57,7 @@ class Proofs:
         self._engine = engine
         # By form and whether the ranks are proved one by one; an error where there is none such.
         self._known: dict[tuple[Form, bool], Record | NotDirect] = {}
+        self._orders: dict[Form, list[str]] = {}
 
     def program(self, form: Form, root: int, timeout: float | None) -> Own:
         """Return this rank's Program of a form, which is proved.
@@ -93,15 +96,54 @@ class Proofs:
             if record.group is None:
                 break
             # It is not like the rank that was taken for it: all are to be proved, one by one.
-        raise ScheduleError(
-            f"{form.algorithm.name} at {world.size} ranks: rank {world.rank} would run another "
-            "program than the one that was proved; an algorithm may depend on its arguments and on "
-            "nothing else that differs between ranks, or between two runs"
-        )
+        raise ScheduleError(_other_program(form, world))
+
+    def disorder(
+        self, form: Form, record: Record, rank: int, code: bytes, timeout: float | None
+    ) -> str:
+        """Say what the Programs of a form fold in another order than the fixed one; "" if nothing.
+
+        Args:
+            form: What is lowered.
+            record: Its proof.
+            rank: This one, as if the root were rank 0.
+            code: `code_of` this rank's Program.
+            timeout: Seconds to wait for the rank that finds it out; None: the communicator's.
+
+        Raises:
+            TooLargeError: Its ranks move too many chunks.
+            ScheduleError: This rank's Program is none of those that were looked at.
+        """
+        found = self._orders.get(form)
+        if found is None:
+            found = self._orders[form] = found_once(
+                self._engine.once,
+                ("order", self._identity(form), form.direct, form.average, record.group is None),
+                lambda: self._compared(form, record),
+                timeout,
+            )
+        text, *codes = found
+        if not text and codes[rank] != code.hex():
+            raise ScheduleError(_other_program(form, self._engine.world))
+        return text
+
+    def _compared(self, form: Form, record: Record) -> list[str]:
+        """Return `disorder` as whoever finds it out, and the digest of every rank's Program."""
+        from pycoll.verify.fixed_order import difference, require_small
+
+        size = self._engine.world.size
+        require_small(form.algorithm, size, form.placement)
+        programs = [record.finished(self._lower(form, record, rank)) for rank in range(size)]
+        text = difference(programs, form.algorithm.collective, form.average)
+        return [text, *(code_of(program.to_bytes()).hex() for program in programs)]
+
+    def _identity(self, form: Form) -> int:
+        return identity(form.algorithm, self._engine.world.size, form.placement)
 
     def forget(self) -> None:
         """Forget all records, and so the algorithms that they are of."""
         self._known.clear()
+        self._orders.clear()
 
     def _of_class(self, form: Form, record: Record, rank: int, timeout: float | None) -> Own | None:
         """Return a rank's Program from the one that is lowered for its class; None if it cannot."""
@@ -200,6 +242,19 @@ class Proofs:
         number = identity(form.algorithm, world.size, form.placement)
         subject = "proof", number, form.direct, form.average, world.slots, whole
         return Record.from_json(found_once(engine.once, subject, prove, timeout))
+
+
+def code_of(blob: bytes) -> bytes:
+    """Return what tells a Program from every other."""
+    return hashlib.blake2b(blob, digest_size=8).digest()
+
+
+def _other_program(form: Form, world: World) -> str:
+    return (
+        f"{form.algorithm.name} at {world.size} ranks: rank {world.rank} would run another "
+        "program than the one that was proved; an algorithm may depend on its arguments and on "
+        "nothing else that differs between ranks, or between two runs"
+    )
 
 
 def _say(record: Record, form: Form, where: str = "") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pycoll.cost import Question, Switch
+from pycoll.order import FREE
 
 if TYPE_CHECKING:
     from pycoll.runtime.join import World
@@ -20,6 +21,7 @@ def question(
     unproved: bool = False,
     without: tuple[str, ...] = (),
     switch: Switch = Switch.NONE,
+    order: str = FREE,
 ) -> Question:
     """Return what the ranks of a communicator ask about a call."""
     return Question(
@@ -42,4 +44,5 @@ def question(
         unproved=unproved,
         without=without,
         switch=switch,
+        order=order,
     )

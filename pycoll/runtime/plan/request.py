@@ -72,7 +72,9 @@ class RequestBuilder:
         self.geometry = geometry(kind.collective, rank, size, self.root)
         self.counts = () if counts is None else table(counts, size, f"{self.who}: counts")
 
-    def request(self, x: Any, out: Any, op: ReduceOp, purpose: str = "") -> Request:
+    def request(
+        self, x: Any, out: Any, op: ReduceOp, purpose: str = "", fixed: bool = False
+    ) -> Request:
         """Look at the arrays.
 
         Raises:
@@ -98,6 +100,7 @@ class RequestBuilder:
             self.root,
             () if even else self.counts,
             purpose=purpose,
+            fixed=fixed,
         )
         copy = None
         if source is not None and target is not None and self._copies(source, target):

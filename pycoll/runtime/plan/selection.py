@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from pycoll import log
 from pycoll.algorithms import get, names
 from pycoll.cost import Choice, Switch, Tuning, choose, explain
+from pycoll.cost.explanation import folds
 from pycoll.dtypes import FLOAT32, DType, ReduceOp
 from pycoll.errors import UsageError, counted, quoted
+from pycoll.order import FIXED, FREE
 from pycoll.runtime import room
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
 from pycoll.runtime.plan.earlier import Choices, Subject
@@ -70,6 +72,7 @@ class Selection:
         few = world.size <= room.EAGER and near <= RANKS_PER_CORE * world.cores
         self._each_chooses = few and agreement.selector is None
         self._unproved = agreement.unproved
+        self._order = agreement.order
 
     def choose(
         self,
@@ -101,10 +104,13 @@ class Selection:
             device=self._device,
             unproved=self._unproved,
             without=without,
-            switch=self._switch(call.dtype, call.op),
+            switch=Switch.NONE if call.fixed else self._switch(call.dtype, call.op),
+            order=FIXED if call.fixed else FREE,
         )
         own = self._selector if named is None else None  # an explicit wish needs no advice
         final, choice = self._found(call, asked, own, first, timeout)
+        if call.fixed and self._switch(call.dtype, call.op) is Switch.FOLDS:
+            choice = choice._replace(direct=None)  # a switch folds in an order of its own
         algorithm = wanted
         if not isinstance(algorithm, Algorithm):
             algorithm = get(choice.algorithm, call.collective)
@@ -134,7 +140,8 @@ class Selection:
     ) -> tuple[bool, Choice]:
         """Return whether a choice is for good, and the choice; see `choose`."""
         subject = Subject.of(asked, self._direct)
-        inherits = self.choices.inherits and self._selector is None
+        # What folded in the fixed order among more ranks need not among these.
+        inherits = self.choices.inherits and self._selector is None and not call.fixed
         average = call.op is ReduceOp.AVG
 
         def earlier() -> Choice | None:
@@ -161,13 +168,23 @@ class Selection:
         self.choices.note(subject, choice := Choice(*found))
         return final, choice
 
-    def explain(self, collective: str, nbytes: int) -> Explanation:
-        """Return what `choose` chooses for a call of this length, and why."""
+    def explain(self, collective: str, nbytes: int, order: str | None) -> Explanation:
+        """Return what `choose` chooses for a call of this length, and why.
+
+        Args:
+            collective: Its name.
+            nbytes: Of the message.
+            order: In which it folds; None: the communicator's, if it does.
+        """
+        if order is None:
+            order = self._order if folds(collective) else FREE
+        fixed = order == FIXED
         asked = question(
             *(self._world, collective, nbytes),
             device=self._device,
             unproved=self._unproved,
-            switch=self._switch(FLOAT32, ReduceOp.SUM),
+            switch=Switch.NONE if fixed else self._switch(FLOAT32, ReduceOp.SUM),
+            order=order,
         )
         found = explain(asked, self._tuning, self._selector)
         where = found.where
