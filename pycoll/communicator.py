@@ -1711,8 +1711,11 @@ class Communicator:
         a communicator breaks, and on SIGUSR1.
 
         Args:
-            path: A file to write it to as JSON, or a directory, in which it is called
-                ``pycoll-record.JOB.RANK.json``.
+            path: A file to write it to as JSON, or a directory that is there, in which it is
+                called ``pycoll-record.JOB.RANK.json``.
+
+        Returns:
+            What a file holds.
 
         Raises:
             UsageError: The file cannot be written.

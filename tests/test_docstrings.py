@@ -88,7 +88,9 @@ def test_every_example_is_true(tmp_path: Any) -> None:
     def rank() -> str:
         told: list[str] = []
         with pycoll.init(timeout=60) as comm:
-            given = {"comm": comm, "np": np, "pycoll": pycoll, "folder": str(tmp_path / "")}
+            folder = tmp_path / str(comm.rank)  # its own: ranks write files of one name
+            folder.mkdir()
+            given = {"comm": comm, "np": np, "pycoll": pycoll, "folder": str(folder)}
             given |= {"topology": topology, "cost": cost}
             finder = doctest.DocTestFinder(recurse=False)
             runner = doctest.DocTestRunner(None if comm.rank == 0 else Silent(), verbose=False)

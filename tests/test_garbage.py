@@ -15,6 +15,7 @@ import inspect
 import io
 import re
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -260,6 +261,13 @@ def communicator_rows(comm: Any) -> dict[str, Row]:
     rows["on_stream"] = Row(on_stream, {"stream": 0}, {"stream": "five true"})
     called = {"callback": print}, {"callback": "builtin"}
     rows["register_profiler"] = Row(closing(comm.register_profiler), *called)
+
+    def record(path: Any = None) -> None:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            comm.record(path)
+
+    rows["record"] = Row(record, {}, {"path": "none text"})
+    rows["stats"] = Row(comm.stats, {})
 
     # A message to oneself waits for its other end: it is queued, and goes with a communicator.
     def queued(name: str, peer: str) -> Callable[..., None]:
@@ -873,6 +881,8 @@ EXEMPT = {
     "Work": "made by async_op",
     "CallEvent": "made for profilers",
     "Profiler": "made by register_profiler",
+    "CallStats": "made by Communicator.stats",
+    "Stats": "made by Communicator.stats",
     **dict.fromkeys(
         ("allgather", "allreduce", "alltoall", "broadcast", "gather", "reduce", "reduce_scatter"),
         "a Collective, which nobody calls",

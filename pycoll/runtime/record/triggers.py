@@ -99,14 +99,16 @@ class Triggers:
         try:
             made = record(reason, _ALIGN_SECONDS)
             if made["comms"]:  # else all were closed meanwhile
-                path = write(made, self._directory)
+                self._directory.mkdir(parents=True, exist_ok=True)
+                path = self._directory / name_of(made)
+                write(made, path)
                 log.info("record", "rank %d: wrote %s, as of %s", made["rank"], path, reason)
         except Exception as error:  # what came of it must not end the thread
             log.warning("record", "no record can be written: %s", described(error))
 
 
 def recorded(reason: str, path: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Return a record, which is written to ``path`` if there is one.
+    """Return a record, which is written to a file, or into a directory, if there is one.
 
     Raises:
         UsageError: It cannot be written.
@@ -114,26 +116,33 @@ def recorded(reason: str, path: str | os.PathLike[str] | None) -> dict[str, Any]
     from pycoll.runtime.record.recorder import record
 
     made = record(reason)
-    if path is not None:
-        try:
-            write(made, Path(path))
-        except (OSError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"record: path is {quoted(path)}, want a file or a directory that can be written "
-                f"({described(error)})"
-            ) from None
+    if path is None:
+        return made
+    try:
+        if not os.fspath(path):
+            raise ValueError("it is empty")
+        to = Path(path)
+        write(made, to / name_of(made) if to.is_dir() else to)
+    except (OSError, TypeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"record: path is {quoted(path)}, want a file or a directory that can be written "
+            f"({why})"
+        ) from None
     return made
 
 
-def write(made: dict[str, Any], to: Path) -> Path:
-    """Write a record to a file, or into a directory under a name of its own; return which file.
+def name_of(made: dict[str, Any]) -> str:
+    """Return the name that a record has among those of a job."""
+    return f"pycoll-record.{made['job']}.{made['rank']}.json"
+
+
+def write(made: dict[str, Any], to: Path) -> None:
+    """Write a record to a file.
 
     Raises:
         OSError: It cannot be written.
     """
-    if to.is_dir() or not to.suffix:
-        to.mkdir(parents=True, exist_ok=True)
-        to /= f"pycoll-record.{made['job']}.{made['rank']}.json"
     # Under another name first: whoever reads it meanwhile gets the one before.
     handle, name = tempfile.mkstemp(prefix=f".{to.name}.", dir=to.parent)
     try:
@@ -144,7 +153,6 @@ def write(made: dict[str, Any], to: Path) -> Path:
     except BaseException:
         os.unlink(name)
         raise
-    return to
 
 
 _triggers: Triggers | None = None
