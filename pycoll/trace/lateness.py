@@ -9,9 +9,10 @@ always last, so a delay counts only beyond what chance and the clocks explain:
 - the *clock error* of a rank is the largest with any rank that it is compared with;
 - a rank is late *steadily* if, of at least `FEW` calls, its median delay is more than the clock
   error plus three times the noise, or plus `LEAST_NS` if that is more;
-- a rank is late *at times* in calls in which it came last, by more than the clock error plus twenty
-  times the noise, or plus `LEAST_ONCE_NS` if that is more, and by three times as much as the
-  others lie apart. It is named for them if they sum up to a fiftieth of the time.
+- a rank is late *at times* in calls in which its delay is more than the clock error plus twenty
+  times the noise, or plus `LEAST_ONCE_NS` if that is more, and more than eight times the median
+  distance of the others from their median, as in a first call to which all come scattered. It is
+  named for them if they sum up to a fiftieth of the time.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ FEW = 8
 LEAST_NS, LEAST_ONCE_NS = 20_000, 1_000_000
 #: How many times the noise a median delay, and a single one, must be.
 STEADILY, AT_TIMES = 3.0, 20.0
-#: How many times the others' spread a single delay must be.
-APART = 3.0
+#: How many times the others' distance from their median a single delay must be.
+APART = 8.0
 #: What part of the time delays of single calls must sum up to for their rank to be named.
 SHARE = 0.02
 
@@ -213,7 +214,8 @@ def _at_times(
     if delays[rank] <= error + max(AT_TIMES * noise, LEAST_ONCE_NS):
         return False
     others = [came for other, came in at.items() if other != rank]
-    return at[rank] > max(others) and delays[rank] > APART * (max(others) - min(others))
+    middle = statistics.median(others)
+    return delays[rank] > APART * statistics.median(abs(came - middle) for came in others)
 
 
 def _lost(events: dict[int, Event], at: dict[int, int], late: int) -> dict[int, int]:

@@ -71,6 +71,30 @@ def test_a_rank_that_is_late_once(look: Any, size: int) -> None:
         assert [(late.seq, late.rank) for late in found.lateness[0].late] == [(5, rank)]
 
 
+def test_two_ranks_that_are_late_to_one_call_are_both_named(look: Any) -> None:
+    found = look(job(8, Planted(once={2: (5, 50 * MS), 6: (5, 45 * MS)})))
+    assert named(found) == [("late", (2,)), ("late", (6,))]
+
+
+def test_in_a_call_to_which_all_come_scattered_nobody_is_late(look: Any) -> None:
+    scattered = {rank: (0, 10 * MS * (rank * 5 % 8)) for rank in range(8)}
+    assert named(look(job(8, Planted(once=scattered)))) == []
+
+
+def test_delays_that_cost_little_are_counted_and_not_named(look: Any) -> None:
+    found = look(job(3, Planted(once={1: (50, 2 * MS)}), calls=400))
+    assert named(found) == []
+    assert [(late.seq, late.rank) for late in found.lateness[0].late] == [(50, 1)]
+
+
+def test_what_others_waited_for_besides_is_not_lost_by_a_late_rank(look: Any) -> None:
+    made = job(3, Planted(late={2: 5 * MS}), noise=0)
+    for event in made[0]["comms"][0]["events"]:
+        event["waited_ns"] += SECOND  # for what came after the late rank
+    lost = look(made).findings[0].details["lost_ns"]
+    assert abs(lost["0"] - 32 * 5 * MS) <= 33 * 40_000
+
+
 def test_two_late_ranks_are_both_named(look: Any) -> None:
     found = look(job(8, Planted(late={2: 5 * MS, 5: 3 * MS})))
     assert named(found) == [("late", (2,)), ("late", (5,))]
@@ -141,6 +165,16 @@ def test_all_links_from_one_host_to_another_are_named_together(look: Any) -> Non
     found = look(job(8, Planted(slow=two), hosts=2))
     assert named(found) == [("link", tuple(range(8)))]
     assert found.findings[0].details["hosts"] == ["node0", "node1"]
+
+
+def test_links_within_a_host_are_not_compared(look: Any) -> None:
+    """Ranks of one host that share no memory reach each other by a network, too."""
+    made = job(8)
+    for record in made:
+        links(record).append({"peer": record["rank"] ^ 1, "rail": 0, "sent": 1 << 27})
+        links(record)[-1]["busy_ns"] = 1 << 26
+    made[4]["comms"][0]["links"][-1]["busy_ns"] = 1 << 27
+    assert named(look(made)) == []
 
 
 def test_links_that_moved_little_are_not_compared(look: Any) -> None:
@@ -357,6 +391,11 @@ def test_a_communicator_that_a_rank_has_closed_is_not_waited_for(look: Any) -> N
     twin = made[2]["comms"][1]
     twin["events"] = [*twin["events"][:-1], {**twin["events"][-1], "finished_ns": None}]
     assert ("stopped", (5,)) in named(look(made))
+
+
+def test_of_ranks_without_files_only_who_was_waited_for_was_lost(look: Any) -> None:
+    found = look(job(8, Planted(dead={3}, lacking={6})))
+    assert named(found) == [("lost", (3,)), ("missing", (6,))]
 
 
 def test_waits_are_counted_for_whom_they_were(look: Any) -> None:
