@@ -92,8 +92,3 @@ class Record(NamedTuple):
     size: int
     clock: Clock
     comms: tuple[Comm, ...]
-
-    @property
-    def failed(self) -> bool:
-        """Whether it was written because of an error."""
-        return self.reason not in ("SIGUSR1", "record()")
