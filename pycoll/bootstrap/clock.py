@@ -6,7 +6,6 @@ half of the round trip bounds the error, whichever way took longer. The best of 
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 import time
@@ -86,13 +85,3 @@ def answer(frame: Frame, rank: int) -> Frame:
     if len(frame.body) != _ASKED.size:
         raise BootstrapError(f"rank {frame.rank} sent TIME with {len(frame.body)} bytes, want 8")
     return frame._replace(rank=rank, body=frame.body + _ASKED.pack(time.monotonic_ns()))
-
-
-def clock_id() -> str:
-    """Return what two processes have in common that have one CLOCK_MONOTONIC."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        return f"{boot} {os.stat('/proc/self/ns/time').st_ino}"
-    except OSError:
-        return ""

@@ -29,7 +29,11 @@ def test_each_shell_learns_commands_options_and_values(cli, shell):
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [(["pycoll", "ver"], "verify"), (["pycoll", "bench", "--ag"], "--against")],
+    [
+        (["pycoll", "ver"], "verify"),
+        (["pycoll", "tr"], "trace"),
+        (["pycoll", "bench", "--ag"], "--against"),
+    ],
 )
 def test_bash_completes(cli, words, offered):
     script = cli("completion", "bash").out

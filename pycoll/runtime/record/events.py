@@ -53,7 +53,8 @@ def read(ring: Any, clock: Clock, refused: Callable[[int], str], rails: int) -> 
                 raw.sequence,
                 *(kind or Kind("a call")),
                 line_of(raw.place),
-                clock.ns(raw.entered),
+                # Who is in a call that has not waited yet came a moment ago.
+                clock.ns(raw.entered) if raw.entered or raw.finished else clock.now_ns,
                 clock.ns(raw.finished),
                 raw.waited_ns,
                 raw.waits,

@@ -12,7 +12,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from pycoll.bootstrap.clock import clock_id
 from pycoll.runtime.native import bindings, load, trace, verbs
 from pycoll.runtime.record import events, places
 from pycoll.runtime.record.kinds import Kind
@@ -116,25 +115,25 @@ class Recorder:
         return {
             "name": self._bootstrap.label,
             "id": f"{self.job} {control.number:x}",
-            "device": self._device,
             "rank": world.rank,
             "ranks": list(control.ranks),
             "hosts": list(world.hosts),
             "transport": world.transport if self._rails else "shm",
             "rails": list(self._rails),
-            "events": [event._asdict() for event in found],
+            "events": [event._asdict() | {"device": self._device} for event in found],
             "links": self._links(),
         }
 
     def _links(self) -> list[dict[str, int]]:
+        """Return what went to each remote peer, over all its connections, where that is counted."""
         if not self._rails:
             return []
-        return [
-            {"peer": peer, "rail": rail, "sent": link.sent, "busy_ns": link.busy_ns}
-            for peer in range(self._world.size)
-            if not self._world.mapped[peer]
-            for rail, link in enumerate(trace.comm_links(self._comm, peer))
-        ]
+        found = []
+        for peer in range(self._world.size):
+            if not self._world.mapped[peer] and (links := trace.comm_links(self._comm, peer)):
+                sent, busy = sum(one.sent for one in links), max(one.busy_ns for one in links)
+                found.append({"peer": peer, "rail": 0, "sent": sent, "busy_ns": busy})
+        return found
 
 
 def record(reason: str, seconds: float = ALIGN_SECONDS) -> dict[str, Any]:
@@ -170,7 +169,6 @@ def record(reason: str, seconds: float = ALIGN_SECONDS) -> dict[str, Any]:
         "clock": {
             "monotonic_ns": clock.now_ns,
             "unix_ns": time.time_ns() - (time.monotonic_ns() - clock.now_ns),
-            "id": clock_id(),
             "reference": aligned.reference if aligned else None,
             "offset_ns": aligned.offset_ns if aligned else None,
             "error_ns": aligned.error_ns if aligned else None,
