@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pycoll.errors import UsageError, quoted
 from pycoll.trace.job import Job
-from pycoll.trace.record import Event, Link
+from pycoll.trace.record import Event, Link, Record
 
 
 @dataclass(eq=False)
@@ -24,6 +24,8 @@ class Communicator:
         transfers: Events of messages, by rank.
         rails: Names, by rank that has a record.
         links: By rank that has a record.
+        taken_ns: By rank and number of a collective: from the end of the rank's last call before
+            it, on any communicator, to its arrival.
     """
 
     id: str
@@ -34,6 +36,7 @@ class Communicator:
     transfers: dict[int, list[Event]] = field(default_factory=dict)
     rails: dict[int, tuple[str, ...]] = field(default_factory=dict)
     links: dict[int, tuple[Link, ...]] = field(default_factory=dict)
+    taken_ns: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -68,6 +71,7 @@ class Communicator:
         """Return this communicator with one call."""
         one = Communicator(self.id, self.name, self.ranks, self.hosts)
         one.rails, one.calls = self.rails, {seq: self.calls[seq]}
+        one.taken_ns = self.taken_ns
         one._last = self._last
         return one
 
@@ -83,12 +87,25 @@ def match(job: Job) -> list[Communicator]:
                 found[comm.id] = one
             one.rails[rank], one.links[rank] = comm.rails, comm.links
             one.add(rank, comm.events)
+        for comm_id, seq, taken in _taken(record):
+            found[comm_id].taken_ns[rank, seq] = taken
     names = Counter(one.name for one in found.values())
     for one in found.values():
         one.calls = dict(sorted(one.calls.items()))
         if names[one.name] > 1:
             one.name = f"{one.name} #{one.id[:4]}"
     return sorted(found.values(), key=lambda one: -one.size)
+
+
+def _taken(record: Record) -> Iterator[tuple[str, int, int]]:
+    """Yield how long a rank took to come to each collective; of the first nobody knows."""
+    events = [(e.arrived_ns, comm.id, e) for comm in record.comms for e in comm.events]
+    ended: int | None = None
+    for at, comm_id, event in sorted(events, key=lambda one: one[0]):
+        if ended is not None and not event.transfer:
+            yield comm_id, event.seq, max(0, at - ended)
+        if event.finished_ns is not None:
+            ended = max(ended or 0, event.finished_ns)
 
 
 def choose(comms: list[Communicator], name: str | None, seq: int | None) -> list[Communicator]:

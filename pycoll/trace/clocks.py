@@ -85,17 +85,19 @@ def align(job: Job) -> Clocks:
 
 
 def _by_one_reference(job: Job) -> tuple[int, dict[int, Record]]:
-    """Return to whom most ranks were aligned, and the records; those that were aligned to another rank than most count as not aligned.
+    """Return to whom most ranks were aligned, and the records; others count as not aligned.
 
     The control plane has gone over to another rank between the writing of two.
     """
     references = [r.clock.reference for r in job.records.values() if r.clock.reference is not None]
     most = max(sorted(set(references)), key=references.count, default=None)
-    lost = {"reference": None, "offset_ns": None, "error_ns": None}
     return most or 0, {
-        rank: r if r.clock.reference == most else r._replace(clock=r.clock._replace(**lost))
-        for rank, r in job.records.items()
+        rank: r if r.clock.reference == most else _not_aligned(r) for rank, r in job.records.items()
     }
+
+
+def _not_aligned(r: Record) -> Record:
+    return r._replace(clock=r.clock._replace(reference=None, offset_ns=None, error_ns=None))
 
 
 def _hosts(job: Job) -> dict[int, int]:

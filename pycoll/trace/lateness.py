@@ -1,12 +1,16 @@
 """Lateness: which rank came to calls behind the others, and what these lost by it.
 
-A rank's delay in a call is its arrival behind the median of the others' arrivals. Somebody is
-always last, so a delay counts only beyond what chance and the clocks explain:
+A rank's delay in a call is by how much it took longer to come to it, since the end of its last call
+on any communicator, than the median of the others: who ends a call late comes late to the next one
+without having lost any time itself. That compares no clocks. Of calls that only one rank has such a
+time of, the first ones in the files, the delay is the arrival behind the median of the others'
+arrivals. Somebody is always last, so a delay counts only beyond what chance and the clocks explain:
 
 - the *noise* of a communicator is 1.4826 times the median of how far delays lie from the median
   delay of their rank: a standard deviation that outliers, and one rank that is always late, leave
   as it is;
-- the *clock error* of a rank is the largest with any rank that it is compared with;
+- the *clock error* of a rank is the largest with any rank that it is compared with; 0 where no
+  clocks are compared;
 - a rank is late *steadily* if, of at least `FEW` calls, its median delay is more than the clock
   error plus three times the noise, or plus `LEAST_NS` if that is more;
 - a rank is late *at times* in calls in which its delay is more than the clock error plus twenty
@@ -47,7 +51,7 @@ class Late:
     comm: Communicator
     seq: int
     rank: int
-    behind_ns: float  #: behind the median of the others
+    behind_ns: float  #: more than the median of the others
     lost_ns: dict[int, int]  #: what each of the others waited because of it
 
     def encode(self) -> dict[str, Any]:
@@ -136,7 +140,8 @@ def lateness(comm: Communicator, clocks: Clocks) -> Lateness:
     """Compare the arrivals of all ranks at all calls."""
     ranks, apart = _comparable(comm, clocks)
     arrivals = _arrivals(comm, clocks, ranks)
-    delays = {seq: _delays(at) for seq, at in arrivals.items()}
+    taken = _taken(comm, arrivals)
+    delays = {seq: _delays(taken.get(seq, at)) for seq, at in arrivals.items()}
     of: dict[int, list[float]] = {}
     for one in delays.values():
         for rank, delay in one.items():
@@ -144,8 +149,9 @@ def lateness(comm: Communicator, clocks: Clocks) -> Lateness:
     medians = {rank: statistics.median(found) for rank, found in sorted(of.items())}
     off = [abs(d - medians[rank]) for rank, found in of.items() for d in found]
     noise = 1.4826 * statistics.median(off) if off else 0.0
-    errors = {rank: _error(rank, list(medians), clocks) for rank in medians}
-    lasts = Counter(max(one, key=one.__getitem__) for one in delays.values())
+    clocked = {rank: _error(rank, list(medians), clocks) for rank in medians}
+    errors = {rank: 0 if taken else error for rank, error in clocked.items()}
+    lasts = Counter(max(one, key=one.__getitem__) for one in arrivals.values())
     standings = []
     for rank, median in medians.items():
         error, calls = errors[rank], len(of[rank])
@@ -153,10 +159,13 @@ def lateness(comm: Communicator, clocks: Clocks) -> Lateness:
         steadily = calls >= FEW and median > most
         standing = Standing(rank, calls, lasts[rank], median, error, steadily, [])
         for seq, one in delays.items():
+            wrong = 0 if seq in taken else clocked[rank]
             if rank in one and (
-                one[rank] > most if steadily else _at_times(one, rank, arrivals[seq], error, noise)
+                one[rank] > max(most, wrong)
+                if steadily
+                else _at_times(one, rank, taken.get(seq, arrivals[seq]), wrong, noise)
             ):
-                lost = _lost(comm.calls[seq], arrivals[seq], rank)
+                lost = _lost(comm.calls[seq], arrivals[seq], rank, one[rank])
                 standing.late.append(Late(comm, seq, rank, one[rank], lost))
         standings.append(standing)
     every = [at for one in arrivals.values() for at in one.values()]
@@ -185,8 +194,18 @@ def _arrivals(comm: Communicator, clocks: Clocks, ranks: set[int]) -> dict[int, 
     return found
 
 
+def _taken(comm: Communicator, arrivals: dict[int, dict[int, int]]) -> dict[int, dict[int, int]]:
+    """Return how long ranks took to come, by call, where that is known of at least two."""
+    found = {}
+    for seq, at in arrivals.items():
+        one = {r: t for r in at if (t := comm.taken_ns.get((r, seq))) is not None}
+        if len(one) > 1:
+            found[seq] = one
+    return found
+
+
 def _delays(at: dict[int, int]) -> dict[int, float]:
-    """Return how far each rank came behind the median of the others."""
+    """Return how far each rank lies behind the median of the others."""
     order = sorted(at.values())
     n, half = len(order), len(order) // 2
     delays = {}
@@ -218,10 +237,10 @@ def _at_times(
     return delays[rank] > APART * statistics.median(abs(came - middle) for came in others)
 
 
-def _lost(events: dict[int, Event], at: dict[int, int], late: int) -> dict[int, int]:
-    """Return what others waited, but not more than from their arrival to the late one's."""
+def _lost(events: dict[int, Event], at: dict[int, int], late: int, behind: float) -> dict[int, int]:
+    """Return what others waited, but not more than until the late one came, nor than its delay."""
     return {
-        rank: min(events[rank].waited_ns, at[late] - came)
+        rank: min(events[rank].waited_ns, at[late] - came, round(behind))
         for rank, came in at.items()
         if came < at[late]
     }
@@ -246,8 +265,8 @@ def _finding(found: Lateness, s: Standing) -> Finding:
     where = f", mostly at {line}" if line and 2 * at_it > len(s.late) else ""
     text = (
         f"rank {s.rank} was late to {len(s.late)} of {counted(s.calls, 'call')} of {comm.name}: "
-        f"behind the median of the others by {duration(statistics.median(behind))} in the median, "
-        f"{duration(s.sum_ns)} in all, most at {event.kind} {worst.seq} "
+        f"slower to come than the median of the others by {duration(statistics.median(behind))} in "
+        f"the median, {duration(s.sum_ns)} in all, most at {event.kind} {worst.seq} "
         f"({duration(worst.behind_ns)}){where}\n"
         f"the others lost {duration(s.lost_ns)} by it, all together; clock error "
         f"{duration(s.error_ns)}, noise {duration(found.noise_ns)}"

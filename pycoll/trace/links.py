@@ -1,8 +1,9 @@
 """Links: which connections carried bytes more slowly than the others like them.
 
 A rate is bytes that were acknowledged, over the time in which something was on its way. Only links
-that moved enough are compared: with the median of all others of their communicator. Each direction
-is a link of its own.
+that moved enough are compared: with the median of the links of their communicator that touch
+neither of their two hosts, as a host's port slows all links into and out of it; where there is
+none, with the median of all others. Each direction is a link of its own.
 """
 
 from __future__ import annotations
@@ -77,12 +78,24 @@ def wires(comm: Communicator, clocks: Clocks) -> list[Wire]:
             found.append(Wire(comm, rank, to, hosts, link.rail, name, link.sent, link.busy_ns))
             enough = link.sent >= LEAST_BYTES and link.busy_ns >= LEAST_NS
             counts.append(enough and hosts[0] != hosts[1])
-    rates = sorted(w.sent / w.busy_ns for w, counted in zip(found, counts, strict=True) if counted)
-    if len(rates) < 2:
+    counted = [wire for wire, enough in zip(found, counts, strict=True) if enough]
+    if len(counted) < 2:
         return found
+    likes: dict[frozenset[int], float | None] = {}
+    for wire in counted:
+        ends = frozenset(wire.hosts)
+        if ends not in likes:
+            apart = [w.sent / w.busy_ns for w in counted if not ends.intersection(w.hosts)]
+            likes[ends] = statistics.median_high(apart) if apart else None
+    rates = sorted(w.sent / w.busy_ns for w in counted)
     return [
-        _compared(wire, _median_of_others(rates, wire.sent / wire.busy_ns)) if counted else wire
-        for wire, counted in zip(found, counts, strict=True)
+        _compared(
+            wire,
+            likes[frozenset(wire.hosts)] or _median_of_others(rates, wire.sent / wire.busy_ns),
+        )
+        if enough
+        else wire
+        for wire, enough in zip(found, counts, strict=True)
     ]
 
 
@@ -101,13 +114,23 @@ _End = Callable[[Wire], tuple[int, ...]]
 
 
 def findings(found: list[Wire], clocks: Clocks) -> list[Finding]:
-    """Name the slow links; a host's port where it has several, to several hosts, and all are slow.
+    """Name the slow links; a host's port where all its links are slow, to and from several hosts.
+
+    The same of those one way only.
 
     Ranks of two hosts with several links between them are named together.
     """
     compared = [wire for wire in found if wire.like is not None]
     slow = {wire for wire in compared if wire.slow}
     said: list[Finding] = []
+    for host in sorted({host for wire in slow for host in wire.hosts}):
+        mine = [wire for wire in compared if host in wire.hosts]
+        sides = [
+            {wire.hosts[1 - end] for wire in mine if wire.hosts[end] == host} for end in (0, 1)
+        ]
+        if all(sides) and len(set.union(*sides)) > 1 and slow.issuperset(mine):
+            said.append(_whole_port(mine, host, clocks))
+            slow.difference_update(mine)
     for way, here, there in (("out of", 0, 1), ("into", 1, 0)):
         for by_rail in (False, True):
             group = _by(here, by_rail)
@@ -125,6 +148,20 @@ def findings(found: list[Wire], clocks: Clocks) -> list[Finding]:
     for wire in sorted(slow, key=lambda wire: (wire.frm, wire.to, wire.rail)):
         said.append(_finding("link", [wire], _one(wire, clocks), clocks))
     return said
+
+
+def _whole_port(mine: list[Wire], host: int, clocks: Clocks) -> Finding:
+    """Name the port of a host of which all links are slow, out of it and into it."""
+    name = host_name(host, clocks)
+    rails = sorted({wire.rail_name or f"rail {wire.rail}" for wire in mine})
+    text = (
+        f"all {len(mine)} links into and out of {name} are slow: its port, {', '.join(rails)}, or "
+        "its cable"
+    )
+    finding = _finding("port", mine, text, clocks)
+    ends = {w.frm for w in mine if w.hosts[0] == host} | {w.to for w in mine if w.hosts[1] == host}
+    details = {**finding.details, "host": name, "direction": "both"}
+    return Finding("port", tuple(sorted(ends)), finding.text, details)
 
 
 def _by(end: int, by_rail: bool) -> _End:

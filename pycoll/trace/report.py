@@ -50,7 +50,8 @@ def _head(found: Analysis) -> Iterator[str]:
     if len(found.clocks.errors_ns) > 1:
         error = found.clocks.error_ns
         wrong = "not known of all hosts" if error is None else f"at most {duration(error)}"
-        yield f"times are of rank {found.clocks.reference}'s clock; error of a host's {wrong}, none within a host"
+        whose = f"rank {found.clocks.reference}'s clock"
+        yield f"times are of {whose}; error of a host's {wrong}, none within a host"
     reasons: dict[str, list[int]] = {}
     for rank, record in sorted(found.job.records.items()):
         reasons.setdefault(record.reason.partition(":")[0], []).append(rank)

@@ -22,7 +22,9 @@ def amount(nbytes: float) -> str:
 
 
 def rate(bytes_per_ns: float) -> str:
-    """Return GB/s; a byte in a nanosecond is one."""
+    """Return GB/s, or MB/s of less than a tenth; a byte in a nanosecond is one GB/s."""
+    if 0 < abs(bytes_per_ns) < 0.1:
+        return f"{_three(1000 * bytes_per_ns)} MB/s"
     return f"{_three(bytes_per_ns)} GB/s"
 
 

@@ -27,7 +27,7 @@ def test_the_report_says_who_was_late_and_what_it_cost(cli: Any, folder: Path) -
     assert lines[1] == "communicator world: 8 ranks (0-7); 17 calls, 0 to 16"
     assert "error of a host's at most 20.0 us, none within a host" in lines[2]
     (late,) = [line for line in lines if line.startswith("late: ")]
-    assert late.startswith("late: rank 3 was late to 16 of 17 calls of world: behind the median")
+    assert late.startswith("late: rank 3 was late to 16 of 17 calls of world: slower to come th")
     assert "    the others lost 5" in done.out
     for title in (
         "arrivals at calls",

@@ -100,15 +100,50 @@ def test_two_late_ranks_are_both_named(look: Any) -> None:
     assert named(found) == [("late", (2,)), ("late", (5,))]
 
 
-def test_what_the_clocks_or_the_noise_explain_is_not_late(look: Any) -> None:
-    assert named(look(job(8, Planted(late={3: 30_000}), noise=1000))) == []  # clocks: 40 us
-    assert named(look(job(8, Planted(late={3: 30_000}), noise=1000, error=100))) == [("late", (3,))]
+def test_what_the_noise_explains_is_not_late(look: Any) -> None:
+    assert named(look(job(8, Planted(late={3: 30_000}), noise=1000))) == [("late", (3,))]
     assert named(look(job(8, Planted(late={3: 200_000}), noise=100_000))) == []
     assert named(look(job(8, Planted(late={3: 2 * MS}), noise=100_000))) == [("late", (3,))]
-    # Within a host there is one clock: how well hosts are aligned does not matter.
-    found = look(job(8, Planted(late={3: 300_000}), hosts=1, error=MS))
-    assert named(found) == [("late", (3,))]
-    assert named(look(job(8, Planted(late={3: 300_000}), error=MS))) == []
+    # Times of one rank are compared with times of another: how well clocks are aligned does not
+    # matter.
+    assert named(look(job(8, Planted(late={3: 300_000}), error=MS))) == [("late", (3,))]
+
+
+def test_in_a_first_call_the_clocks_are_compared(look: Any) -> None:
+    for error, late in ((MS, True), (30 * MS, False)):
+        found = look(job(8, Planted(late={3: 50 * MS}), calls=1, error=error))
+        assert [one.rank for one in found.lateness[0].late] == [3] * late
+
+
+def test_who_ends_a_call_late_is_not_late_to_the_next(look: Any) -> None:
+    """As in a ring over a slow link: the ranks behind it come late, and have lost no time."""
+    made = job(8)
+    for record in made:
+        for number, event in enumerate(record["comms"][0]["events"]):
+            shift = 7 * MS * record["rank"]
+            if event["finished_ns"] is not None:
+                event["finished_ns"] += shift
+            if number and event["entered_ns"] is not None:
+                event["entered_ns"] += shift
+        record["clock"]["monotonic_ns"] += 7 * MS * record["rank"]
+    assert named(look(made)) == []
+
+
+def test_a_port_whose_links_lead_to_one_host_each_way(look: Any) -> None:
+    """As in a ring over the hosts."""
+    made = job(8)
+    host = made[0]["comms"][0]["hosts"]
+    for record in made:
+        links = record["comms"][0]["links"]
+        after = (host[record["rank"]] + 1) % 4
+        links[:] = [one for one in links if host[one["peer"]] == after]
+        for one in links:
+            if 1 in (host[record["rank"]], after):
+                one["busy_ns"] *= 2
+    found = look(made)
+    assert named(found) == [("port", (2, 3))]
+    assert found.findings[0].details["direction"] == "both"
+    assert "into and out of node1 are slow" in found.findings[0].text
 
 
 @pytest.mark.parametrize("size", SIZES)

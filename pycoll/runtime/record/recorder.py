@@ -110,6 +110,7 @@ class Recorder:
     def told(self, clock: Clock) -> dict[str, Any]:
         """Return its part of a record."""
         world, control = self._world, self._bootstrap.control
+        numbers: dict[str, int] = {}  # by name: containers of one machine have several
         ring = trace.comm_trace(self._comm)
         found = events.read(ring, clock, self._refused, len(self._rails))
         return {
@@ -117,7 +118,7 @@ class Recorder:
             "id": f"{self.job} {control.number:x}",
             "rank": world.rank,
             "ranks": list(control.ranks),
-            "hosts": list(world.hosts),
+            "hosts": [numbers.setdefault(m.host, len(numbers)) for m in self._bootstrap.members],
             "transport": world.transport if self._rails else "shm",
             "rails": list(self._rails),
             "events": [event._asdict() | {"device": self._device} for event in found],
