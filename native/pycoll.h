@@ -701,6 +701,18 @@ enum pc_launched {
  * graph keeps the plan. Returns a code, or bits of pc_launched. */
 int pc_device_comm_launch(struct pc_device_comm *dc, struct pc_device_plan *plan, uint64_t in,
                           uint64_t out, uintptr_t stream, double timeout);
+struct pc_device_time { /* CLOCK_MONOTONIC in nanoseconds */
+    uint64_t sequence;  /* of the call */
+    uint64_t began_ns;  /* its kernel, or what of the stream was before it had ended */
+    uint64_t ended_ns;  /* 0: it has not */
+};
+
+/* From now on notes when the kernels of calls run, of the last some hundred, for two more events a
+ * launch. Not those of graphs. */
+int pc_device_comm_time(struct pc_device_comm *dc);
+/* When they ran, in any order; returns how many. Not while another thread launches. */
+uint32_t pc_device_comm_times(struct pc_device_comm *dc, struct pc_device_time *out,
+                              uint32_t capacity);
 /* For what else belongs to a call, such as copies: ends 0: has what is enqueued on `stream` next
  * come behind all calls so far; ends 1: has later calls come behind what was enqueued on it. */
 int pc_device_comm_order(struct pc_device_comm *dc, uintptr_t stream, uint32_t ends);

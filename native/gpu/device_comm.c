@@ -1,5 +1,6 @@
 /* Opens and closes a device communicator: its memory on device and host, and its failure. */
 #include "gpu/device_comm.h"
+#include "gpu/timeline.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -270,6 +271,7 @@ static void give_back(struct pc_device_comm *dc)
     struct pc_error ignored;
     int device = dc->device;
     pc__host_register_close(dc);
+    pc__timeline_close(dc);
     if (dc->order != 0)
         pc_cuda_event_free(device, dc->order, &ignored);
     if (dc->captured_order != 0)

@@ -104,11 +104,12 @@ struct pc_device_comm {
     uint32_t nspans;
 
     /* Launches. */
-    uintptr_t stream;         /* for uploads only */
-    uintptr_t order;          /* the event after the last launch */
-    uintptr_t captured_order; /* the same within one capture */
-    uint64_t capture;         /* the id of that capture */
-    uintptr_t last_stream;    /* of the last launch */
+    uintptr_t stream;             /* for uploads only */
+    struct pc_timeline *timeline; /* or NULL: nobody asks when calls ran */
+    uintptr_t order;              /* the event after the last launch */
+    uintptr_t captured_order;     /* the same within one capture */
+    uint64_t capture;             /* the id of that capture */
+    uintptr_t last_stream;        /* of the last launch */
     uintptr_t captured_stream;
     bool ordered;                       /* `order` was recorded */
     uint32_t sync_domains, max_threads; /* of the device */

@@ -6,6 +6,7 @@
 #include "gpu/driver/cuda.h"
 #include "core/trace.h"
 #include "gpu/device_comm.h"
+#include "gpu/timeline.h"
 
 #define PC_STREAM_PER_THREAD 2u /* CU_STREAM_PER_THREAD */
 
@@ -166,14 +167,21 @@ static int launch_now(struct pc_device_comm *dc, const struct pc_launch *l, uint
     if (l->begins)
         pc__status_enter(dc->comm, l->signature, PC_TRACE_FROM_BYTES);
     pc__proxy_wake(dc);
-    rc = enqueue(dc, l, stream);
+    struct pc_arena *arena = (struct pc_arena *)dc->comm->arena;
+    uint64_t sequence = atomic_load_explicit(&arena->sequence, memory_order_relaxed);
+    bool timed = l->begins && dc->timeline != NULL;
+    if (timed)
+        rc = pc__timeline_begins(dc, sequence, stream);
+    if (rc == PC_OK)
+        rc = enqueue(dc, l, stream);
     if (rc != PC_OK) {
         count(dc, l->blocks, l->call, l->begins, -1);
         return rc;
     }
     dc->last_stream = stream;
     dc->ordered = true;
-    return pc_cuda_event_record(dc->device, dc->order, stream, dc->error);
+    rc = pc_cuda_event_record(dc->device, dc->order, stream, dc->error);
+    return rc == PC_OK && timed ? pc__timeline_ends(dc, sequence, stream) : rc;
 }
 
 /* Orders launches within one capture. The order of a graph among other launches is up to the user.

@@ -286,8 +286,8 @@ class Engine:
             threading.Thread(target=self.leave, args=(reason,)).start()
             return
         triggers.settle()
-        self.side.shut(reason)
         self.recorder.close()
+        self.side.shut(reason)
         with _freeing:
             self.life.closed = True
             _live.discard(self)
@@ -340,8 +340,10 @@ class Engine:
 
     def _make_recorder(self) -> Recorder:
         triggers.begin(self._config.record)
-        name, refused = self.side.device_name, self.failure.refused_text
-        return Recorder(self.comm, self.bootstrap, self.world, name, refused)
+        return Recorder(
+            *(self.comm, self.bootstrap, self.world, self.side.device_name, self.side.times),
+            self.failure.refused_text,
+        )
 
     def forked(self) -> None:
         """In the child of a fork: let go; everything belongs to the parent."""

@@ -16,6 +16,13 @@ class Side(Protocol):
     def device_name(self) -> str:
         """Return where calls run: "cpu", or such as "cuda:0"."""
 
+    def times(self) -> dict[int, tuple[int, int | None]] | None:
+        """Return when calls ran that the host only enqueues, by number; None: it makes them itself.
+
+        In nanoseconds of CLOCK_MONOTONIC. None as the second: it has not ended. Of a call that is
+        not there nobody knows.
+        """
+
     @property
     def make_failure(self) -> Callable[..., Failure]:
         """Return what makes the object that knows of failures."""

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 #: How long leaving waits for what was launched, and then for the other ranks to come as far.
 _DRAIN_SECONDS = 1.0
+#: How long whoever wants to know when kernels ran waits for a launch to return.
+_TURN_SECONDS = 0.5
 #: Seconds between two looks at an event: a wait on the host may be short or long.
 _PAUSE, _MOST_PAUSE = 20e-6, 1e-3
 
@@ -143,6 +145,15 @@ class DeviceComm:
         """Return what others call the GPU."""
         return f"cuda:{self.device}"
 
+    def times(self) -> dict[int, tuple[int, int | None]]:
+        """Return when kernels ran, where records are to be written; see `Side`."""
+        if self.native is None or not self.turn.acquire(timeout=_TURN_SECONDS):
+            return {}  # a launch that does not return: what is known without it must do
+        try:
+            return device_comm.device_comm_times(self.native) if self.native else {}
+        finally:
+            self.turn.release()
+
     def make_failure(
         self, comm: Any, control: Control, world: World, name: Callable[[int], str], _: Any
     ) -> DeviceFailure:
@@ -224,6 +235,8 @@ class DeviceComm:
         reaches = [peer in mine and peer != world.rank for peer in range(world.size)]
         registers = not self.unregistered
         device_comm.device_comm_seal(self.native, self.comm, reaches, self.whole, registers)
+        if config.record:
+            device_comm.device_comm_time(self.native, self.comm)
 
     def _with_multicast(self, config: Config, local: list[int]) -> tuple[list[_Hello] | None, str]:
         """Open with a heap for multicast; None and the reason, on all ranks, if one could not."""

@@ -38,6 +38,10 @@ class HostSide:
         self._comm, self._rank = comm, world.rank
         self._inside: set[int] = set()  #: threads that wait for works at this moment
 
+    def times(self) -> dict[int, tuple[int, int | None]] | None:
+        """Return None: the threads of the host note when calls begin and end."""
+        return None
+
     def refuse(self) -> int | None:
         """Count a call that was refused; return its number, None if there are no more calls."""
         return bindings.refuse(self._comm)

@@ -25,6 +25,7 @@ LACK: int = lib.PC_LAUNCHED_LACK
 REGISTERED: int = lib.PC_LAUNCHED_REGISTERED
 #: A kernel's argument is smaller than this.
 ARGUMENT_CAPACITY = 256
+TIMED = 128  #: calls whose times on the GPU are known, at most
 
 
 class Shape(NamedTuple):
@@ -296,6 +297,21 @@ def device_comm_order(dc: Any, comm: Any, stream: int, ends: bool) -> None:
             calls come behind what was enqueued on it.
     """
     codes.check(lib.pc_device_comm_order(dc, stream, ends), comm, "the order of calls on a GPU")
+
+
+def device_comm_time(dc: Any, comm: Any) -> None:
+    """Note from now on when the kernels of calls run."""
+    codes.check(lib.pc_device_comm_time(dc), comm, "events around calls on a GPU")
+
+
+def device_comm_times(dc: Any) -> dict[int, tuple[int, int | None]]:
+    """Return when the kernels of the last calls began and ended, by number, in nanoseconds.
+
+    Times are of CLOCK_MONOTONIC; None: it has not ended.
+    """
+    found = ffi.new("struct pc_device_time[]", TIMED)
+    count = lib.pc_device_comm_times(dc, found, TIMED)
+    return {one.sequence: (one.began_ns, one.ended_ns or None) for one in found[0:count]}
 
 
 def device_comm_prepare(dc: Any, comm: Any, plan: Any, x: int, out: int, timeout: float) -> bytes:

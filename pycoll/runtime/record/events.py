@@ -29,6 +29,10 @@ class Event(NamedTuple):
     error: str  #: class of the error that it ended with, or ""
     sent: list[int]  #: bytes by rail; none where nothing counts them
 
+    def ran(self, entered_ns: int | None, finished_ns: int | None) -> Event:
+        """Return it with the times of a device that has run it, as the host only enqueued it."""
+        return self._replace(entered_ns=entered_ns, finished_ns=finished_ns)
+
 
 def read(ring: Any, clock: Clock, refused: Callable[[int], str], rails: int) -> list[Event]:
     """Return the events of a ring, the oldest first.

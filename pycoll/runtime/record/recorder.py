@@ -42,6 +42,7 @@ class Recorder:
         bootstrap: Its ranks.
         world: What they agree on.
         device: Where its calls run: "cpu", or such as "cuda:0".
+        times: As `Side.times`.
         refused: Says what a refused call of this rank was, by its number.
     """
 
@@ -51,10 +52,11 @@ class Recorder:
         bootstrap: Bootstrap,
         world: World,
         device: str,
+        times: Callable[[], dict[int, tuple[int, int | None]] | None],
         refused: Callable[[int], str],
     ) -> None:
         self._comm, self._bootstrap, self._world = comm, bootstrap, world
-        self._device, self._refused = device, refused
+        self._device, self._times, self._refused = device, times, refused
         remote = world.remote and not all(world.mapped)
         self._rails = world.rails or ((world.transport,) if remote else ())
         about = f"{bootstrap.label}\t{world.rank}\t{world.size}\t{device}\t{','.join(self._rails)}"
@@ -113,6 +115,9 @@ class Recorder:
         numbers: dict[str, int] = {}  # by name: containers of one machine have several
         ring = trace.comm_trace(self._comm)
         found = events.read(ring, clock, self._refused, len(self._rails))
+        ran = self._times()
+        if ran is not None:
+            found = [one.ran(*ran.get(one.seq, (one.entered_ns,) * 2)) for one in found]
         return {
             "name": self._bootstrap.label,
             "id": f"{self.job} {control.number:x}",
