@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def test_events_say_when_kernels_ran(tmp_path: Path, monkeypatch: pytest.MonkeyP
             for one in events:
                 assert began - SLACK_NS <= one["entered_ns"] <= one["finished_ns"]
                 assert one["finished_ns"] <= ended + SLACK_NS
-            for one, after in zip(events, events[1:], strict=False):
+            for one, after in itertools.pairwise(events):
                 assert one["finished_ns"] <= after["entered_ns"] + SLACK_NS
             first = events[0]
             if comm.rank == 0:  # its kernel waited for the other's
