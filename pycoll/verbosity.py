@@ -22,6 +22,7 @@ SUBJECTS = {
     "control": "who is gone, and which rank carries the control plane",
     "group": "communicators of some of the ranks, and of newcomers",
     "shrink": "who goes on, and without whom",
+    "check": "which calls were not checked though PYCOLL_CHECK asks for it",
     "profiler": "callbacks that raised, and are told no more",
 }
 #: What a name of a file may have in it: the host's name, the process id, and a percent sign.

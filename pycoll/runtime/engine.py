@@ -116,6 +116,7 @@ class Engine:
             #: What calls choose their algorithms by.
             self._agreement = agreement or agree(bootstrap, self.world, config, selector)
             self.unproved = self._agreement.unproved
+            self.check = self._agreement.check
             bootstrap.control.attach(
                 self.failure.on_lost, self.failure.on_abort, self.failure.statuses.said
             )
