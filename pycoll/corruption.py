@@ -21,8 +21,8 @@ from pycoll.runtime.check.exchange import PURPOSE, Exchange, Garbled
 from pycoll.runtime.check.memory import Room
 from pycoll.runtime.check.moved import Moved, Pairs
 from pycoll.runtime.check.reduction import Reduction
-from pycoll.runtime.plan.options import CallOptions
 from pycoll.runtime.p2p import batch
+from pycoll.runtime.plan.options import CallOptions
 from pycoll.runtime.work import Work
 from pycoll.schedule import COLLECTIVES
 
@@ -85,11 +85,7 @@ class Checks:
                 return start()
             held = this()
             assert held is not None  # it is being called
-            made, finished = plan_result(held, start), options
-            return self._checked(name, x, to, finished, made)
-
-        def plan_result(held: Plan, start: Callable[[], Any]) -> Callable[[Any], Any]:
-            return lambda _: held._finished(start())
+            return self._checked(name, x, to, options, lambda _: held._finished(start()))
 
         plan._launch = launch
 
@@ -207,13 +203,18 @@ class Checks:
         self.ran = None
         return self._count % self._every == 0
 
-    def _pass_over(self, what: str) -> None:
-        """Say, once, that calls are not checked that would have been due."""
+    def _pass_over(self, what: str, depth: int = 4) -> None:
+        """Say, once, that calls are not checked that would have been due.
+
+        Args:
+            what: They.
+            depth: How many frames above this one's the user's is.
+        """
         if what not in _said:
             _said.add(what)
             text = f"PYCOLL_CHECK={self._every}: {what} are not checked for silent corruption"
             log.warning("check", "%s", text)
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=depth)
 
     def _checked(
         self,
@@ -227,7 +228,7 @@ class Checks:
         """Make a call, and check it."""
         if async_op is not False:
             result = make(out)
-            self._pass_over("calls with async_op=True")
+            self._pass_over("calls with async_op=True", 5)
             return result
         number, launch = self._count, self._collectives.launch
         try:
@@ -236,7 +237,7 @@ class Checks:
             return make(out)
         if found is None:
             result = make(out)
-            self._pass_over("arrays on a GPU")
+            self._pass_over("arrays on a GPU", 5)
             return result
         messages, to = found
         reduces = COLLECTIVES[name].reduces
@@ -258,10 +259,10 @@ class Checks:
         self, what: str, look: Callable[[], Batch], result: Any, timeout: Any
     ) -> None:
         if isinstance(result, Work):
-            return self._pass_over("calls with async_op=True")
+            return self._pass_over("calls with async_op=True", 5)
         found = look()
         if found.device.kind != "cpu":
-            return self._pass_over("arrays on a GPU")
+            return self._pass_over("arrays on a GPU", 5)
         world = self._engine.world
         pairs = Pairs(world.rank, world.size, found)
         self._look([pairs], [f"{what}({found.dtype.name})"], self._count, timeout)
@@ -277,12 +278,8 @@ class Checks:
             try:
                 error = self._wrong(looked, mine, texts, number, exchange)
             except Garbled as garbled:
-                call = texts[0]
-                error = CorruptionError(
-                    f"{call}, call {number} of communicator {self._name!r}: {garbled}; whether its "
-                    "result is right is not known"
-                )
-                error.call, error.communicator = call, self._name
+                vague = f"{garbled}; whether its result is right is not known"
+                error = self._vague(texts[0], number, vague)
         if error is not None:
             raise error
 
@@ -303,10 +300,12 @@ class Checks:
                 finding = one.find(exchange, told)
                 if finding is not None:
                     return finding.error(text, number, self._name)
-                error = CorruptionError(
-                    f"{text}, call {number} of communicator {self._name!r}: checksums of its result "
-                    "differed, and no byte of it does any more"
-                )
-                error.call, error.communicator = text, self._name
-                return error
+                vague = "checksums of its result differed, and no byte of it does any more"
+                return self._vague(text, number, vague)
         return None
+
+    def _vague(self, call: str, number: int, what: str) -> CorruptionError:
+        """Return the error of a call whose place is not known."""
+        error = CorruptionError(f"{call}, call {number} of communicator {self._name!r}: {what}")
+        error.call, error.communicator = call, self._name
+        return error

@@ -122,11 +122,11 @@ class Dispatcher:
             return None
         given = request.x if request.copy is None else request.copy[0]
         plan = self.plans.find(request.call, wanted, timeout)
-        views = [[v] if v is not None else [] for v in (given, request.out)]
+        inputs, outputs = ([v] if v is not None else [] for v in (given, request.out))
         if kind.default is new and request.out is not None:
             out = request.result
-        # What the result would overwrite is copied first, as if it were packed.
-        return [Message(request.call, wanted, plan, *views, request.copy is not None)], out
+        copied = request.copy is not None  # as what is packed
+        return [Message(request.call, wanted, plan, inputs, outputs, copied)], out
 
     def shared(self, nbytes: int) -> Any:
         """Return the memory in which short arrays of a list travel, at least so many bytes."""

@@ -27,8 +27,8 @@ class Finding(NamedTuple):
         if self.first == self.last:
             where = f"element {self.first}"
         made = CorruptionError(
-            f"{call}, call {number} of communicator {communicator!r}: a wrong result: {where}, "
-            f"from byte {self.offset} on, {self.place}; {self.whose}; {self._flip()}"
+            f"{call}, call {number} of communicator {communicator!r}: a wrong result: {where} "
+            f"(from byte {self.offset} on), {self.place}; {self.whose}; {self._flip()}"
         )
         made.call, made.communicator = call, communicator
         made.first, made.last, made.offset = self.first, self.last, self.offset
@@ -41,7 +41,9 @@ class Finding(NamedTuple):
             return f"which hop it came by is not known: {self.unsought}"
         if not self.fits:
             return "no single flipped bit explains it"
-        return f"one flipped bit explains it: {' or '.join(_said(self.fits))}"
+        # What is wrong in an input goes on its way, too, where that is sent.
+        moved = [fit for fit in self.fits if fit.kind != "input"] or self.fits
+        return f"one flipped bit explains it: {' or '.join(_said(moved))}"
 
 
 def _said(fits: Sequence[Fit]) -> Iterable[str]:

@@ -60,7 +60,10 @@ class Graph:
 
     def __init__(self, programs: Sequence[Program], slots: int) -> None:
         steps = sum(
-            o.nchunks for p in programs for i in p.instructions for o in (*i.sources, *i.destinations)
+            o.nchunks
+            for p in programs
+            for i in p.instructions
+            for o in (*i.sources, *i.destinations)
         )
         if steps > MOST_STEPS:
             raise TooLarge(f"its programs touch {steps} chunks, at most {MOST_STEPS} are followed")

@@ -57,7 +57,7 @@ class Message:
         """Return the CRC-32 of all bytes."""
         found = 0
         for piece in self.pieces:
-            found = zlib.crc32(piece, found)
+            found = zlib.crc32(piece.data, found)
         return found
 
     def to_bytes(self) -> bytes:
@@ -75,9 +75,9 @@ class Message:
         for at, mine, theirs in _side_by_side(self, other):
             for low in range(0, mine.nbytes, _COMPARED):
                 a, b = mine[low : low + _COMPARED], theirs[low : low + _COMPARED]
-                if (a.nbytes | a.ctypes.data | b.ctypes.data) % 8 == 0:  # eight at a time
-                    if not (a.view("u8") != b.view("u8")).any():
-                        continue
+                whole = (a.nbytes | a.ctypes.data | b.ctypes.data) % 8 == 0  # eight at a time
+                if whole and not (a.view("u8") != b.view("u8")).any():
+                    continue
                 places = (a != b).nonzero()[0]
                 if places.size:
                     first = at + low + int(places[0]) if first < 0 else first

@@ -120,9 +120,14 @@ class Moved:
         whose, ranks = whose_block(wrong.sender, sent, got)
         begin = self._begin(wrong.receiver, wrong.block)
         return Finding(
-            f"of rank {wrong.receiver}'s result are not those of rank {wrong.sender}'s block",
-            *((begin + extent[0]) // item, (begin + extent[1]) // item, begin + at),
-            *(whose, ranks, tuple(fits), unsought),
+            place=f"of rank {wrong.receiver}'s result, not what rank {wrong.sender} brought",
+            first=(begin + at) // item,
+            last=(begin + extent[1]) // item,
+            offset=begin + at,
+            whose=whose,
+            ranks=ranks,
+            fits=tuple(fits),
+            unsought=unsought,
         )
 
     def _begin(self, rank: int, block: int) -> int:
@@ -132,7 +137,11 @@ class Moved:
 
     def _wrong(self, told: Sequence[Sequence[int]]) -> list[_Wrong]:
         n = len(self._blocks)
-        return [w for w in self._promised() if told[w.sender][w.brought] != told[w.receiver][n + w.block]]
+        return [
+            w
+            for w in self._promised()
+            if told[w.sender][w.brought] != told[w.receiver][n + w.block]
+        ]
 
     def _promised(self) -> list[_Wrong]:
         """Return whose block each block of each rank's result shall be."""
@@ -142,7 +151,7 @@ class Moved:
             extent = geometry(c, rank, size, root).output
             for block in range(extent.first, extent.first + extent.nblocks):
                 place = (rank - root) % size, (block - root) % n
-                (sender,) = c.after(*place, size) or ()
+                sender = min(c.after(*place, size) or ())
                 brought = (c.origin(*place, size) + root) % n
                 found.append(_Wrong((sender + root) % size, brought, rank, block))
         return found
@@ -208,7 +217,7 @@ class Pairs:
             fits = (Fit("message", sender, receiver, bit),)
         whose, ranks = whose_block(sender, sent, {receiver: got})
         return Finding(
-            f"of what rank {receiver} got from rank {sender} are not what that sent",
+            f"of what rank {receiver} got, not what rank {sender} sent it",
             *(at // item, extent[1] // item, at, whose, ranks, fits),
         )
 

@@ -118,7 +118,10 @@ class Reduction:
         values: list[tuple[bytes, bytes, bytes, bool]],
     ) -> Finding:
         call, item = self._call, self._call.call.dtype.itemsize
-        runs = [{rank: values[rank][run] for rank in holders} for run in (1, 2)]
+        runs = [
+            {rank: values[rank][1] for rank in holders},
+            {rank: values[rank][2] for rank in holders},
+        ]
         inputs: dict[Block, bytes] = {(rank, block): row[0] for rank, row in enumerate(values)}
         direct = all(row[3] for row in values) and not call.packed
         right, fits, unsought = self._followed(direct, at, block, inputs, runs)
@@ -132,9 +135,14 @@ class Reduction:
         else:
             whose, ranks = self._whose(odd, holders, fits)
         return Finding(
-            self._place(runs, holders),
-            *(extent[0] // item, extent[1] // item, extent[0]),
-            *(whose, ranks, tuple(fits), unsought),
+            place=self._place(runs, holders),
+            first=extent[0] // item,
+            last=extent[1] // item,
+            offset=extent[0],
+            whose=whose,
+            ranks=ranks,
+            fits=tuple(fits),
+            unsought=unsought,
         )
 
     def _followed(
@@ -146,7 +154,8 @@ class Reduction:
         runs: list[dict[int, bytes]],
     ) -> tuple[bytes | None, list[Fit], str]:
         """Return the right value, and the flips that make it the wrong ones."""
-        call, found, right = self._call, dict[Fit, None](), None
+        call, right = self._call, None
+        found: dict[Fit, None] = {}
         for by in runs:
             outputs = {(rank, block): value for rank, value in by.items()}
             wanted = call.wanted
@@ -172,18 +181,19 @@ class Reduction:
             elif ranks:
                 said.append(f"{run} went wrong on {ranks_text(ranks)}")
         some = sorted({rank for ranks in odd for rank in ranks if ranks != holders})
-        if not some or len(holders) == 1:
-            some = sorted({rank for fit in fits for rank in (fit.target,)}) or holders[:1]
-            some = some if fits or len(holders) == 1 else []
+        if len(holders) == 1:
+            some = holders
+        elif not some:
+            some = sorted({fit.target for fit in fits if fit.kind in ("message", "fold")})
         return " and ".join(said) or "the arithmetic of the check finds neither wrong", tuple(some)
 
     def _place(self, runs: list[dict[int, bytes]], holders: list[int]) -> str:
         first, second = (set(by.values()) for by in runs)
         if len(holders) == 1:
-            return f"of rank {holders[0]}'s result differ from those of a second run"
+            return f"of rank {holders[0]}'s result, and other bits in a second run"
         if len(first) == len(second) == 1:
-            return "differ alike on all ranks from those of a second run"
-        return "are not alike on all ranks and in a second run"
+            return "alike on all ranks, and other bits in a second run"
+        return "not alike on all ranks and in a second run"
 
     def _input(self) -> Message:
         return Message.of(self._call.inputs) if self._kept is None else Message(self._kept)

@@ -49,8 +49,8 @@ def agree(
     """
     named = selector if isinstance(selector, str) else "" if selector is None else _FUNCTION
     tuning = _tuning(world, config) if world.rank == 0 else None
-    mine = {"selector": named, "tuning": tuning, "unproved": config.unproved}
-    mine["check"] = config.check
+    mine: dict[str, Any] = {"selector": named, "tuning": tuning}
+    mine |= {"unproved": config.unproved, "check": config.check}
     blobs = bootstrap.allgather(json.dumps(mine).encode(), config.timeout)
     first = {blob: rank for rank, blob in reversed([*enumerate(blobs)])}  # mostly all say the same
     said = {rank: json.loads(blob) for blob, rank in first.items()}
