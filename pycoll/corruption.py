@@ -9,6 +9,7 @@ second time; then the ranks tell each other checksums. What is done with them is
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -70,6 +71,7 @@ class Checks:
         self._name = comm._engine.bootstrap.label
         self._room = Room(comm._engine.heap)
         self._count = 0  #: calls so far, alike on all ranks
+        self._queued: list[Work[Any]] = []  #: calls that may be under way
         #: What ran the last call, where that was checked: the engine's last call is another one.
         self.ran: BoundPlan | None = None
         self._put_in_front(comm)
@@ -116,7 +118,7 @@ class Checks:
             x: Any, out: Any, op: Any, root: Any, async_op: Any, algorithm: Any, timeout: Any
         ) -> Any:
             def make(to: Any) -> Any:
-                return call(x, to, op, root, async_op, algorithm, timeout)
+                return self._noted(call(x, to, op, root, async_op, algorithm, timeout))
 
             if not self._due():
                 return make(out)
@@ -128,7 +130,7 @@ class Checks:
     def _by_counts(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(name: str, x: Any, out: Any, options: CallOptions, async_op: Any) -> Any:
             def make(to: Any) -> Any:
-                return call(name, x, to, options, async_op)
+                return self._noted(call(name, x, to, options, async_op))
 
             if not self._due() or options.counts is None:  # which is refused
                 return make(out)
@@ -138,7 +140,7 @@ class Checks:
 
     def _alltoallv(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(x: Any, sent: Any, out: Any, received: Any, async_op: Any, timeout: Any) -> Any:
-            result = call(x, sent, out, received, async_op, timeout)
+            result = self._noted(call(x, sent, out, received, async_op, timeout))
             if self._due():
                 place = self._messages.transfers.place
                 look = lambda: batch.alltoallv(place, x, sent, out, received)  # noqa: E731
@@ -151,7 +153,7 @@ class Checks:
         def run(
             name: str, x: Any, counts: Any, out: Any, root: Any, async_op: Any, timeout: Any
         ) -> Any:
-            result = call(name, x, counts, out, root, async_op, timeout)
+            result = self._noted(call(name, x, counts, out, root, async_op, timeout))
             if self._due():
                 place, gathers = self._messages.transfers.place, name == "gatherv"
                 to = out if result is None else result
@@ -164,7 +166,7 @@ class Checks:
 
     def _together(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(what: str, found: Batch, root: Any, timeout: Any, async_op: Any) -> Any:
-            result = call(what, found, root, timeout, async_op)
+            result = self._noted(call(what, found, root, timeout, async_op))
             if self._due():
                 self._look_at_pairs(what, lambda: found, result, timeout)
             return result
@@ -183,7 +185,7 @@ class Checks:
     def _counted_only(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             self._due()  # a barrier moves nothing of anybody's
-            return call(*args)
+            return self._noted(call(*args))
 
         return run
 
@@ -202,6 +204,22 @@ class Checks:
         self._count += 1
         self.ran = None
         return self._count % self._every == 0
+
+    def _noted(self, result: Any) -> Any:
+        """Return what a call returned, and note it if it is under way."""
+        if isinstance(result, Work):
+            self._queued = [work for work in self._queued if work._parts]
+            self._queued.append(result)
+        return result
+
+    def _finish_queued(self) -> None:
+        """Wait until the calls are over that were queued before: they may write the input.
+
+        A call that waits runs behind them in any case.
+        """
+        for work in self._queued:
+            work._finished(math.inf)
+        self._queued = []
 
     def _pass_over(self, what: str, depth: int = 4) -> None:
         """Say, once, that calls are not checked that would have been due.
@@ -247,6 +265,7 @@ class Checks:
             else Moved(launch, self._room, message, i)
             for i, message in enumerate(messages)
         ]
+        self._finish_queued()
         for one in looked:
             one.before()
         result = make(to)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -184,6 +185,25 @@ def test_bfloat16_of_torch_is_not_found_wrong() -> None:
                 comm.reduce_scatter(x[:4998], op=op)
 
     pycoll.spawn(rank, 3, timeout=200, start="fork")
+
+
+def test_the_input_is_what_the_calls_before_have_left() -> None:
+    """Those with async_op may be under way as a checked call begins."""
+
+    def rank() -> Any:
+        with pycoll.init() as comm:
+            if comm.rank == 1:
+                time.sleep(0.1)  # so that they are
+            x = np.full(1000, comm.rank + 1.0)
+            works = [comm.allreduce(x, async_op=True), comm.broadcast(x, async_op=True)]
+            comm.allreduce(x)
+            for work in works:
+                work.wait()
+            return x[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # these are not checked
+        assert pycoll.spawn(rank, 2, timeout=60) == [6.0, 6.0]
 
 
 def test_a_heap_without_room() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pycoll.runtime.plan.call import Call, Wanted
 
 #: Ranks up to which their Programs are made anew: each rank makes those of all.
-MOST_RANKS = 32
+MOST_RANKS = 64
 
 Block = tuple[int, int]  #: a rank, and the block of its input or output
 
