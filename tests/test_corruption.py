@@ -172,6 +172,20 @@ def test_right_results_over_tcp_are_not_found_wrong() -> None:
     pycoll.spawn(rank, 3, timeout=200)
 
 
+@pytest.mark.stand_in
+def test_right_results_over_verbs_are_not_found_wrong(plant: Any) -> None:
+    plant.setenv("PYCOLL_TRANSPORT", "verbs")
+
+    def rank() -> Any:
+        apart("aab")
+        with pycoll.init() as comm:
+            make_every_call(comm, "float64")
+            move_everything(comm, "float64")
+            return comm.transport
+
+    assert pycoll.spawn(rank, 3, timeout=200) == ["verbs"] * 3
+
+
 def test_bfloat16_of_torch_is_not_found_wrong() -> None:
     torch = pytest.importorskip("torch")
 
@@ -539,3 +553,16 @@ def test_bytes_that_differ_between_ranks_are_narrowed_down() -> None:
             return exchange.extent([Message([x]), None]), nothing
 
     assert pycoll.spawn(rank, 3, timeout=60) == [((123_456, 999_999), None)] * 3
+
+
+@pytest.mark.fake_cuda
+def test_that_arrays_on_a_gpu_are_not_checked_is_said() -> None:
+    import fakecuda
+
+    with pycoll.init() as comm:
+        x = fakecuda.Array.of(np.ones(9))
+        with pytest.warns(UserWarning, match=r"^PYCOLL_CHECK=1: arrays on a GPU are not checked"):
+            comm.allreduce(x)
+        with pytest.warns(UserWarning, match=r"^PYCOLL_CHECK=1: calls with async_op=True are not"):
+            comm.allreduce(x, async_op=True).wait()
+        comm.allreduce([x, fakecuda.Array.of(np.ones(3))])
