@@ -18,7 +18,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 NATIVE := $(sort $(shell find native -name '*.[ch]'))
 # isa.h is generated; reduce_*.h is a template by macros, which clang-format cannot read.
-FORMATTED := $(filter-out native/isa.h native/reduce/reduce_%.h,$(NATIVE)) $(sort $(shell find native -name '*.cu')) $(wildcard tests/bootstrap/*.c tests/native/*.[ch] tests/sass/*.cpp tests/simt/*.c tests/simt/*.cc tests/simt/*.h tests/mutation/*.h bench/*.c)
+FORMATTED := $(filter-out native/isa.h native/reduce/reduce_%.h,$(NATIVE)) $(sort $(shell find native -name '*.cu')) $(wildcard tests/bootstrap/*.c tests/flips/*.c tests/native/*.[ch] tests/sass/*.cpp tests/simt/*.c tests/simt/*.cc tests/simt/*.h tests/mutation/*.h bench/*.c)
 
 # Both MPI wheels own bin/mpirun, so each has an environment of its own; mpi4py takes the libmpi
 # of the environment it runs in. Open MPI refuses root and more ranks than cores unless told.

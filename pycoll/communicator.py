@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pycoll.algorithms import Algorithm
     from pycoll.arrays.protocol import Array, Out, X
     from pycoll.bootstrap import Bootstrap
+    from pycoll.corruption import Checks
     from pycoll.cost import Explanation
     from pycoll.dtypes import OpName
     from pycoll.order import OrderName
@@ -305,6 +306,12 @@ class Communicator:
         self._objects = Objects(engine, self._collectives, self._counted)
         self._together = self._messages.together
         self._groups = Groups(engine, self._collectives)
+        self._checks: Checks | None = None
+        if engine.check:
+            # Loaded where it is asked for; before profilers, which see a checked call as one.
+            from pycoll.corruption import Checks
+
+            self._checks = Checks(self, engine.check)
         self._calls = Calls(self)  # last: where a profiler is registered it changes the others
         finalizer = weakref.finalize(self, engine.leave)
         finalizer.atexit = False  # the engine sees to that itself
@@ -862,6 +869,8 @@ class Communicator:
         asked = algorithm if order is None else self._asked(algorithm, order)
         options = CallOptions(op, root, counts, asked, timeout)
         made = self._collectives.plan(collective, x, out, options)
+        if self._checks is not None:
+            self._checks.bound(made, collective, x, out, options)
         self._calls.bound(made, collective, x, out, options)
         return made
 

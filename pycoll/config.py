@@ -323,6 +323,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Whether the last calls shall be written down when a job fails, and where, its user knows.",
     ),
     Setting(
+        "check",
+        "0",
+        "calls from one check to the next",
+        _integer(0, 1 << 30),
+        "How often a call may take twice its time, to see flipped bits, is for its user to say.",
+    ),
+    Setting(
         "log",
         "nothing",
         "level,subject=level,...:file",
@@ -360,6 +367,7 @@ class Config:
     gpu_rdma: str = "auto"  #: how NICs reach GPU memory; "dmabuf", "peermem": by nothing else
     unproved: bool = False  #: what takes too long to prove runs as it is
     record: Path | None = None  #: where records are written at an error, and on SIGUSR1
+    check: int = 0  #: every so many calls one is checked for silent corruption; 0: none
     log: Verbosity | None = None  #: from which level on what is decided is shown, and where
     #: setting's name → "default", "environment" or "argument"
     origins: Mapping[str, str] = field(

@@ -83,6 +83,33 @@ class RevokedError(BrokenError):
     """A rank called `Communicator.revoke` or `Communicator.shrink`."""
 
 
+class CorruptionError(PycollError):
+    """A checked call gave a wrong result: bits have flipped. See PYCOLL_CHECK.
+
+    Every rank raises it, with the same text. The communicator can be used as before; what the
+    arrays of the result hold is not to be used.
+
+    Attributes:
+        call: What was called.
+        communicator: Its name: "job", or such as "split 1 #7d3c..".
+        first: The first element of the result that is wrong, as far as is known; None: it is not.
+        last: The last one.
+        offset: The byte of the result at which they begin.
+        ranks: The odd ones: whose results are wrong; where all are, who can have made them so.
+            Empty: not known. Of two that differ, where nobody knows which is right, both.
+        hops: Each (sender, receiver, bit) with which one flipped bit, counted from the least of an
+            element, explains what there is.
+    """
+
+    call: str = ""
+    communicator: str = ""
+    first: int | None = None
+    last: int | None = None
+    offset: int | None = None
+    ranks: tuple[int, ...] = ()
+    hops: tuple[tuple[int, int, int], ...] = ()
+
+
 class InternalError(PycollError):
     """A bug in pycoll. Please report it with the message."""
 

@@ -221,6 +221,7 @@ class Calls:
         self._name = comm._engine.bootstrap.label
         self._place = comm.rank, comm.size
         self._order = comm._order
+        self._checks = comm._checks  #: what looks at its results; None: nothing does
         self._profilers: tuple[Profiler, ...] = ()
         self._plain: dict[str, Any] = {}  #: attributes of the communicator as they are otherwise
         self._plans: weakref.WeakKeyDictionary[Plan, Asked] = weakref.WeakKeyDictionary()
@@ -262,7 +263,7 @@ class Calls:
         """Have something that calls native code by itself leave that while there are profilers."""
         with _lock:
             self._shortcuts.add(way)
-            if self._plain:
+            if self._plain or self._checks is not None:
                 way.detour(True)
 
     def bound(self, plan: Plan, collective: str, x: Any, out: Any, options: CallOptions) -> None:
@@ -291,7 +292,7 @@ class Calls:
                 plan._launch = before
         self._launches.clear()
         for way in list(self._shortcuts):
-            way.detour(False)
+            way.detour(self._checks is not None)
 
     def _see(self, call: Callable[..., Any], asks: Callable[..., Asked]) -> Callable[..., Any]:
         """Return what tells the profilers of a call, and makes it."""
@@ -372,7 +373,9 @@ class Calls:
         if self._engine.life.over:  # a signal handler has closed it meanwhile
             return None
         failure = self._engine.failure
-        plan = failure.plans.get(failure.statuses.own().signature)
+        plan = self._checks.ran if self._checks is not None else None
+        if plan is None:
+            plan = failure.plans.get(failure.statuses.own().signature)
         holds = self._engine.heap.holds
         mapped = all(view is not None and holds(view.address, view.nbytes) for view in views)
         direct: str | None = getattr(plan, "direct", None)

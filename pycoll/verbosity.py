@@ -23,6 +23,7 @@ SUBJECTS = {
     "group": "communicators of some of the ranks, and of newcomers",
     "shrink": "who goes on, and without whom",
     "record": "records of the last calls that were written, or could not be",
+    "check": "which calls were not checked though PYCOLL_CHECK asks for it",
     "profiler": "callbacks that raised, and are told no more",
 }
 #: What a name of a file may have in it: the host's name, the process id, and a percent sign.

@@ -38,7 +38,9 @@ RDMA_DIRECTORIES = {"rdma"}
 # Under importlib mode no path leads to what tests share: collective_checks.py, hosts.py, guest.py.
 sys.path += [
     str(ROOT / "tests" / folder)
-    for folder in (".", "faults", "net", "rdma", "fakeverbs", "fakefabric", "fakecuda", "trace")
+    for folder in (
+        *(".", "faults", "net", "rdma", "fakeverbs", "fakefabric", "fakecuda", "trace", "flips"),
+    )
 ]
 
 # No deadline: a slow machine is not a failure. The same examples every time: a red run repeats.

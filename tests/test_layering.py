@@ -21,6 +21,7 @@ COMMUNICATOR = {
     "objects",
     "groups",
     "profiler",
+    "corruption",
 }
 ABOVE = (
     *("bootstrap", "runtime", "arrays", *COMMUNICATOR),

@@ -15,6 +15,7 @@ _OURS = (
     "pycoll.point_to_point",
     "pycoll.objects",
     "pycoll.profiler",
+    "pycoll.corruption",
     "pycoll.runtime.",
     "pycoll.interop.",
     "contextlib",  # of what is made for a block

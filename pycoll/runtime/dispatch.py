@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.arguments import check_timeout
 from pycoll.arrays import families, operands
@@ -21,17 +21,40 @@ from pycoll.runtime.host.executor import HostExecutor
 from pycoll.runtime.plan import buckets
 from pycoll.runtime.plan.call import BARRIER
 from pycoll.runtime.plan.executor import Executor, Listed
+from pycoll.runtime.plan.geometry import geometry
 from pycoll.runtime.plan.options import CallOptions, Ordered
 from pycoll.runtime.plan.persistent import Plan
-from pycoll.runtime.plan.request import KINDS, CollectiveKind, Request, RequestBuilder
+from pycoll.runtime.plan.request import (
+    KINDS,
+    CollectiveKind,
+    Request,
+    RequestBuilder,
+    new,
+    rank_of,
+)
 from pycoll.runtime.work import Work, Works
 from pycoll.schedule import Algorithm
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pycoll.runtime.cuda.executor import CudaExecutor
     from pycoll.runtime.engine import Engine
+    from pycoll.runtime.plan.cache import BoundPlan
+    from pycoll.runtime.plan.call import Call, Wanted
 
 _LISTS = (list, tuple)  # a union of types costs several times as much to test for
+
+
+class Message(NamedTuple):
+    """One message of a call on arrays of the host, and what runs it."""
+
+    call: Call
+    wanted: Wanted  #: the algorithm that the user named
+    plan: BoundPlan
+    inputs: Sequence[ArrayView]  #: none where this rank brings nothing
+    outputs: Sequence[ArrayView]
+    packed: bool = False  #: the arrays travel in memory of the engine's
 
 
 class Dispatcher:
@@ -72,6 +95,48 @@ class Dispatcher:
             raise UsageError(f"{name}: out is given, but the result goes to x; pass None")
         request = self._request(kind, x, x if kind.out == "x" else out, op, options)
         return self._executor(request.device).bind(request, options)
+
+    def messages(
+        self, name: str, x: Any, out: Any, options: CallOptions
+    ) -> tuple[list[Message], Any] | None:
+        """Return the messages of a call that is about to be made, and where its result goes.
+
+        The call is then to be made with that as ``out``. None: its arrays lie on a GPU.
+        """
+        kind, op, fixed = self._check(name, options)
+        options = options._replace(fixed=fixed)
+        asked, timeout = options.algorithm, options.timeout
+        wanted = asked.algorithm if isinstance(asked, Ordered) else asked
+        if kind.lists and isinstance(x, _LISTS):
+            found = buckets.pairs(x, out, kind.name, kind.collective.reduces)
+            if operands.together((v for pair in found for v in pair), kind.name) != HOST:
+                return None
+            world = self.engine.world
+            root = rank_of(options.root, world.size, f"{name}: root")
+            brings = geometry(kind.collective, world.rank, world.size, root).input.nblocks
+            made = []
+            for one in buckets.buckets(found):
+                folds = op if kind.collective.reduces else ReduceOp.SUM
+                call = one.call(name, folds, root, fixed)
+                plan = self.plans.find(call, asked, timeout)
+                inputs = [given for given, _ in one.pairs] if brings else []
+                outputs = [result for _, result in one.pairs]
+                made.append(Message(call, wanted, plan, inputs, outputs, len(one.pairs) > 1))
+            return made, out
+        request = self._request(kind, x, x if kind.out == "x" else out, op, options)
+        if request.device != HOST:
+            return None
+        given = request.x if request.copy is None else request.copy[0]
+        plan = self.plans.find(request.call, asked, timeout)
+        inputs, outputs = ([v] if v is not None else [] for v in (given, request.out))
+        if kind.default is new and request.out is not None:
+            out = request.result
+        copied = request.copy is not None  # as what is packed
+        return [Message(request.call, wanted, plan, inputs, outputs, copied)], out
+
+    def shared(self, nbytes: int) -> Any:
+        """Return the memory in which short arrays of a list travel, at least so many bytes."""
+        return self._host.shared(nbytes)
 
     def arrive(self, options: CallOptions, async_op: bool) -> Work | None:
         """Run a barrier, or queue one."""

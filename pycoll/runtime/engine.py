@@ -122,6 +122,7 @@ class Engine:
             self.unproved = self._agreement.unproved
             #: Reductions fold in the fixed order, unless a call says otherwise.
             self.fixed = self._agreement.order == FIXED
+            self.check = self._agreement.check
             bootstrap.control.attach(
                 self.failure.on_lost, self.failure.on_abort, self.failure.statuses.said
             )

@@ -113,6 +113,10 @@ class HostExecutor:
         """Return a call of a list of arrays."""
         return ListCall(self._lists, kind, pairs, op, options)
 
+    def shared(self, nbytes: int) -> Any:
+        """Return the memory in which short arrays of a list travel, at least so many bytes."""
+        return self._lists.buffers.shared(nbytes)
+
     def arrive(self, options: CallOptions, async_op: bool = False) -> Work | None:
         """Run or queue a barrier, for the purpose that is given."""
         call = replace(BARRIER, purpose=options.purpose)

@@ -31,6 +31,7 @@ class Agreement(NamedTuple):
     unproved: bool = False  #: all ranks let through what takes too long to prove
     order: str = FREE  #: in which reductions fold, unless a call says otherwise
     given: str = ""  #: the name of the plug-in, or that it was a function
+    check: int = 0  #: every so many calls one is checked; 0: none
 
     @property
     def asked(self) -> Selector | str | None:
@@ -41,7 +42,7 @@ class Agreement(NamedTuple):
 def agree(
     bootstrap: Bootstrap, world: World, config: Config, selector: Selector | str | None
 ) -> Agreement:
-    """Hear what rank 0 knows, and that the ranks were given selectors and orders alike.
+    """Hear what rank 0 knows, and that ranks were given selectors, orders and PYCOLL_CHECK alike.
 
     A name is looked up here, on every rank, so that one that is wrong is refused before any call.
 
@@ -50,7 +51,8 @@ def agree(
     """
     named = selector if isinstance(selector, str) else "" if selector is None else _FUNCTION
     tuning = _tuning(world, config) if world.rank == 0 else None
-    mine = {"selector": named, "tuning": tuning, "unproved": config.unproved, "order": config.order}
+    mine: dict[str, Any] = {"selector": named, "tuning": tuning, "unproved": config.unproved}
+    mine |= {"order": config.order, "check": config.check}
     blobs = bootstrap.allgather(json.dumps(mine).encode(), config.timeout)
     first = {blob: rank for rank, blob in reversed([*enumerate(blobs)])}  # mostly all say the same
     said = {rank: json.loads(blob) for blob, rank in first.items()}
@@ -67,13 +69,18 @@ def agree(
                 f"order is {theirs['order']!r} on rank {rank} and {said[0]['order']!r} on rank 0; "
                 "give all ranks the same, by init(order=...) or PYCOLL_ORDER"
             )
+        if theirs["check"] != said[0]["check"]:
+            raise UsageError(
+                f"PYCOLL_CHECK is {theirs['check']} on rank {rank} and {said[0]['check']} on rank "
+                "0; give all ranks the same"
+            )
     if tuning and world.rank == 0:
         log.info("selection", "by what `pycoll tune` has measured before the model")
     if wanted and world.rank == 0:
         log.info("selection", "by a selector: %s", wanted)
     chosen = selector if callable(selector) else plug_in(wanted)
     unproved = all(theirs["unproved"] for theirs in said.values())
-    return Agreement(said[0]["tuning"], chosen, unproved, said[0]["order"], wanted)
+    return Agreement(said[0]["tuning"], chosen, unproved, said[0]["order"], wanted, config.check)
 
 
 def plug_in(name: str) -> Selector | None:

@@ -1,0 +1,1 @@
+"""What a checked call is looked at by: checksums, a second run, and the hop that a flip came by."""
