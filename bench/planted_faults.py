@@ -85,6 +85,7 @@ def measured(late: int, host: int, other: int) -> dict[str, Any]:
         "late": late,
         "slow_host": host,
         "other_algorithm": other,
+        "planted": sorted(planted),
         "named": named,
         "right": named == sorted(planted),
         "how": how,
