@@ -327,7 +327,7 @@ SETTINGS: tuple[Setting, ...] = (
         "0",
         "calls from one check to the next",
         _integer(0, 1 << 30),
-        "How often a call may take twice its time, to see flipped bits, is for its user to say.",
+        "How often a call may take far longer, to find flipped bits, is for its user to say.",
     ),
     Setting(
         "log",

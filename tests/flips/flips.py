@@ -40,6 +40,8 @@ REDUCING = ("allreduce", "reduce", "reduce_scatter")
 BITS = range(40, 63)
 _CHANNELS, _SEEN = 4, 4096  #: of an edge; bytes of a slot that are looked at
 _LEAST = 96  #: words of a message of a call; those of a check are shorter
+#: Algorithms some of whose ranks send before they are sent anything; rank 0 is not of these.
+_LEAVES = ("flat_tree", "recursive_doubling", "recursive_halving", "halving_doubling")
 _STABLE = 0.03  #: seconds without a change after which a late rank is waited for
 
 
@@ -239,8 +241,8 @@ class Story(NamedTuple):
             victim = other if place == "wire" else root
         elif collective in ("broadcast", "scatter"):
             victim = root if place == "wire" else other
-        elif place == "slot" and algorithm in ("flat_tree", "recursive_doubling"):
-            victim = 0  # a leaf sends before it is sent anything
+        elif place == "slot" and algorithm in _LEAVES:
+            victim = 0
         send = 1 + (rng.randrange(2) if collective in REDUCING else 0)  # it may run twice
         return cls(place, collective, algorithm, victim, root, rng.choice(BITS), send)
 
