@@ -386,6 +386,8 @@ const struct pc_trace *pc_trace_find(const void *arena, size_t nbytes);
 /* The events in any order, in `out` of PC_TRACE_EVENTS; returns how many. One that is written
  * meanwhile is left out. */
 uint32_t pc_trace_read(const struct pc_trace *trace, struct pc_trace_event *out);
+/* The labels in the same way, in `out` of PC_TRACE_LABELS. */
+uint32_t pc_trace_labels(const struct pc_trace *trace, struct pc_trace_label *out);
 /* Says what a signature stands for, or a communicator is; longer texts are cut off. */
 void pc_trace_label(struct pc_trace *trace, uint64_t signature, const char *text);
 void pc_trace_about(struct pc_trace *trace, const char *text);

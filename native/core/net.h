@@ -212,7 +212,14 @@ static inline bool pc__net_expects(const struct pc_net *net)
     return net->ops->unexpect != NULL;
 }
 
-/* Writes to `bytes` of PC_MAX_RAILS what was sent on each so far; others may read them meanwhile. */
+/* Counts what is sent, with the lock: whoever ends a call reads that without, see pc__net_sent. */
+static inline void pc__net_add_sent(struct pc_net *net, uint32_t which, uint64_t nbytes)
+{
+    uint64_t *sent = &net->state.bytes[which];
+    __atomic_store_n(sent, *sent + nbytes, __ATOMIC_RELAXED);
+}
+/* Writes to `bytes` of PC_MAX_RAILS what was sent on each so far; others may read them meanwhile.
+ */
 void pc__net_sent(const struct pc_net *net, uint64_t *bytes);
 /* The next message that the thread of the call waits for. Its memory may be written from now on,
  * until the message has come, or pc__net_unexpect returns. */

@@ -30,8 +30,10 @@ static struct pc_trace_label *find(struct pc_trace *trace, uint64_t signature, u
 void pc__trace_count(struct pc_trace *trace, uint64_t signature)
 {
     struct pc_trace_label *label = find(trace, signature, signature);
-    uint64_t *calls = label ? &label->calls : &trace->unlabelled;
-    PC_NOTE(*calls, *calls + 1);
+    if (label != NULL)
+        PC_NOTE(label->calls, label->calls + 1);
+    else /* one thread calls while another has labels give way */
+        __atomic_fetch_add(&trace->unlabelled, 1, __ATOMIC_RELAXED);
 }
 
 struct pc_trace *pc_comm_trace(struct pc_comm *comm)
@@ -51,24 +53,36 @@ const struct pc_trace *pc_trace_find(const void *arena, size_t nbytes)
 
 typedef uint64_t __attribute__((may_alias)) word;
 _Static_assert(offsetof(struct pc_trace, events) % PC_LINE_BYTES == 0, "an event is two lines");
-_Static_assert(sizeof(struct pc_trace_event) % sizeof(word) == 0, "events are read by words");
+_Static_assert(sizeof(struct pc_trace_event) % sizeof(word) == 0
+                   && sizeof(struct pc_trace_label) % sizeof(word) == 0
+                   && PC_TRACE_TEXT % sizeof(word) == 0,
+               "they are read and written by words");
 
-static bool read_event(const struct pc_trace_event *from, struct pc_trace_event *out)
+/* Copies what its first word names, and is 0 while it is written; false: it changed meanwhile. */
+static bool read_entry(const void *from, void *out, size_t nbytes)
 {
-    uint64_t sequence = __atomic_load_n(&from->sequence, __ATOMIC_ACQUIRE);
-    const word *words = (const word *)from;
-    for (size_t i = 0; i < sizeof *out / sizeof *words; i++)
-        ((word *)out)[i] = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
+    const word *words = from;
+    word *copied = out;
+    uint64_t name = __atomic_load_n(words, __ATOMIC_ACQUIRE);
+    for (size_t i = 0; name != 0 && i < nbytes / sizeof *words; i++)
+        copied[i] = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    return sequence != 0 && __atomic_load_n(&from->sequence, __ATOMIC_RELAXED) == sequence
-           && out->sequence == sequence;
+    return name != 0 && __atomic_load_n(words, __ATOMIC_RELAXED) == name && copied[0] == name;
 }
 
 uint32_t pc_trace_read(const struct pc_trace *trace, struct pc_trace_event *out)
 {
     uint32_t n = 0;
     for (uint32_t k = 0; k < PC_TRACE_EVENTS; k++)
-        n += read_event(&trace->events[k], &out[n]);
+        n += read_entry(&trace->events[k], &out[n], sizeof *out);
+    return n;
+}
+
+uint32_t pc_trace_labels(const struct pc_trace *trace, struct pc_trace_label *out)
+{
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < PC_TRACE_LABELS; k++)
+        n += read_entry(&trace->labels[k], &out[n], sizeof *out);
     return n;
 }
 
@@ -76,7 +90,7 @@ static void copy(char *to, const char *text, size_t room)
 {
     size_t n = strnlen(text, room - 1);
     memcpy(to, text, n);
-    to[n] = 0;
+    memset(to + n, 0, room - n);
 }
 
 void pc_trace_label(struct pc_trace *trace, uint64_t signature, const char *text)
@@ -87,11 +101,15 @@ void pc_trace_label(struct pc_trace *trace, uint64_t signature, const char *text
     label = find(trace, signature, 0);
     if (label == NULL) { /* the table is crowded there: the kind that was first gives way */
         label = &trace->labels[signature % PC_TRACE_LABELS];
-        PC_NOTE(trace->unlabelled, trace->unlabelled + label->calls);
         PC_NOTE(label->signature, 0);
+        __atomic_fetch_add(&trace->unlabelled, label->calls, __ATOMIC_RELAXED);
     }
+    __atomic_thread_fence(__ATOMIC_RELEASE); /* who reads it meanwhile leaves it out */
     PC_NOTE(label->calls, 0);
-    copy(label->text, text, sizeof label->text);
+    word words[sizeof label->text / sizeof(word)];
+    copy((char *)words, text, sizeof words);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        PC_NOTE(((word *)label->text)[i], words[i]);
     __atomic_store_n(&label->signature, signature, __ATOMIC_RELEASE);
 }
 

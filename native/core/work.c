@@ -16,6 +16,7 @@ static int execute(struct pc_comm *comm, struct pc_work *work)
 {
     if (work->refused) {
         pc__refused(comm);
+        pc__trace_queued(comm, work);
         return PC_OK;
     }
     int rc = work->batch ? pc__call_begin_batch(comm, work->batch, work->signature, work->timeout)

@@ -27,7 +27,7 @@ void pc__fabric_posted(struct pc_fabric_net *w, struct pc_fabric_packet *packet,
     peer->tells = false;
     peer->under_way++;
     w->base.in_flight++;
-    w->base.state.bytes[0] += nbytes;
+    pc__net_add_sent(&w->base, 0, nbytes);
     w->base.state.requests++;
 }
 

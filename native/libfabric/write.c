@@ -113,7 +113,7 @@ int pc__fabric_write(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     peer->free = packet->next;
     peer->under_way++;
     w->base.in_flight++;
-    w->base.state.bytes[0] += out->frame.nbytes;
+    pc__net_add_sent(&w->base, 0, out->frame.nbytes);
     w->base.state.gpu_bytes += peer->base.gpu_out != 0 ? out->frame.nbytes : 0;
     w->base.state.requests++;
     return 0;

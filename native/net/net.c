@@ -707,8 +707,10 @@ int pc_comm_net_state(struct pc_comm *comm, struct pc_net_state *out)
 
 void pc__net_sent(const struct pc_net *net, uint64_t *bytes)
 {
-    for (uint32_t rail = 0; rail < PC_MAX_RAILS; rail++)
-        __atomic_store_n(&bytes[rail], net->state.bytes[rail], __ATOMIC_RELAXED);
+    for (uint32_t rail = 0; rail < PC_MAX_RAILS; rail++) {
+        uint64_t sent = __atomic_load_n(&net->state.bytes[rail], __ATOMIC_RELAXED);
+        __atomic_store_n(&bytes[rail], sent, __ATOMIC_RELAXED);
+    }
 }
 
 uint32_t pc_comm_links(struct pc_comm *comm, uint32_t peer, struct pc_link *out)

@@ -71,7 +71,7 @@ static long offset_of(PyObject *code)
 static bool is_own(PyObject *code)
 {
     PyObject *file = PyObject_GetAttrString(code, "co_filename");
-    PyObject *own = file ? PyObject_CallMethod(file, "startswith", "O", folders) : NULL;
+    PyObject *own = file ? PyObject_CallMethod(file, "startswith", "(O)", folders) : NULL;
     bool is = own == Py_True;
     Py_XDECREF(own);
     Py_XDECREF(file);

@@ -157,7 +157,7 @@ int pc__tcp_send(struct pc_net_peer *base, const struct pc_send_op *op)
     int rc = push(conn, &frame, op->data);
     if (rc != PC_OK)
         return rc;
-    base->net->state.bytes[0] += op->nbytes;
+    pc__net_add_sent(base->net, 0, op->nbytes);
     pc__net_told(op->edge);
     pc__net_dirty(base);
     if ((op->nbytes >= PC_SEND_AT_ONCE || pc__edge_holds_credit(op->edge)) && conn->fd >= 0

@@ -101,7 +101,7 @@ static int post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
     w->base.state.requests += op->requests;
     w->base.state.credits += op->kind == PC_SEND_CREDIT;
     conn->bytes += op->nbytes + PC_LINE_BYTES;
-    w->base.state.bytes[conn->rail] += op->nbytes;
+    pc__net_add_sent(&w->base, conn->rail, op->nbytes);
     return 0;
 }
 

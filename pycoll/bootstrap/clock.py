@@ -40,7 +40,7 @@ class AlignedClock:
 
     def __init__(self, rank: int, post: Callable[[Frame], None]) -> None:
         self._rank, self._post = rank, post
-        self._best: tuple[int, Aligned] | None = None  #: and when that was found
+        self._best: tuple[int, Aligned] | None = None  #: and when, here, it was true
         self._heard = threading.Event()
 
     def align(self, seconds: float) -> Aligned | None:
@@ -68,7 +68,7 @@ class AlignedClock:
             found = Aligned(frame.rank, 0, 0)
         best = self._best
         if best is None or best[1].reference != frame.rank or found.error_ns < best[1].error_ns:
-            self._best = now, found
+            self._best = asked, found  # the time there may be as old as the question
         self._heard.set()
 
     def _grown(self) -> tuple[int, Aligned] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,6 +27,10 @@ from pycoll.interop.torch_overloads import options
 from pycoll.interop.torch_tags import TagQueues
 from pycoll.interop.torch_tensor import Tensor, incoming, outgoing
 from pycoll.interop.torch_work import Pending
+from pycoll.runtime.record import places
+
+# Calls come in through torch's frames: the line in an event is that of whoever called torch.
+places.not_users(f"{os.path.dirname(torch.__file__)}{os.sep}")
 
 #: torch's flag, 0x01, which older ones do not have.
 SHRINK_ABORT = 1

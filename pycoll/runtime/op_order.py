@@ -178,6 +178,7 @@ class OpOrder:
     @contextlib.contextmanager
     def begins(self, what: str) -> Iterator[None]:
         """Do what `refused` does for an exception out of the block."""
+        self._dispatcher.comes()  # the event of the call has the line that the user is at
         before = self.count()
         try:
             yield

@@ -4,7 +4,8 @@
  *
  * PATH is as in rank_threads.h; connections are handed over while calls run. Calls follow each
  * other without a pause and mix algorithms, sizes, in place and out of place, registered arrays,
- * blocking and queued; every element is checked. */
+ * blocking and queued; every element is checked. Another thread reads what rank 0 has noted of its
+ * calls, whose signatures are their numbers. */
 #include "collective_calls.h"
 
 #define DEPTH 8       /* calls queued at once */
@@ -17,6 +18,36 @@ struct slot {
     uint32_t count;
     int call;
 };
+
+static _Atomic bool all_called;
+
+/* Reads the event ring all the time, and has kinds of calls give way to others. */
+static void *watch(void *argument)
+{
+    struct pc_trace *trace = pc_comm_trace(argument);
+    struct pc_trace_event *events = calloc(PC_TRACE_EVENTS, sizeof *events);
+    struct pc_trace_label *labels = calloc(PC_TRACE_LABELS, sizeof *labels);
+    uint64_t kind = 0;
+    do {
+        uint32_t n = pc_trace_read(trace, events);
+        for (uint32_t i = 0; i < n; i++)
+            if (events[i].sequence == 0 || events[i].sequence != events[i].signature) {
+                fprintf(stderr, "event %llu is torn\n", (unsigned long long)events[i].sequence);
+                exit(1);
+            }
+        for (uint32_t i = 0; i < 4 * PC_TRACE_LABELS; i++)
+            pc_trace_label(trace, (++kind << 32) + kind % PC_TRACE_LABELS, "a kind of calls");
+        n = pc_trace_labels(trace, labels);
+        for (uint32_t i = 0; i < n; i++)
+            if (labels[i].signature == 0 || strcmp(labels[i].text, "a kind of calls") != 0) {
+                fprintf(stderr, "a label is torn: %s\n", labels[i].text);
+                exit(1);
+            }
+    } while (!atomic_load(&all_called));
+    free(labels);
+    free(events);
+    return NULL;
+}
 
 static void finish(struct pc_comm *comm, struct slot *s)
 {
@@ -110,9 +141,16 @@ static void *rank_main(void *argument)
                                  .heap_bytes = 1 << 20,
                                  .spin = 0};
     struct pc_comm *comm = open_comm(&options);
+    pthread_t watcher;
+    if (rank == 0)
+        pthread_create(&watcher, NULL, watch, comm);
     pthread_barrier_wait(&joined);
     run_calls(comm, rank);
     pthread_barrier_wait(&joined);
+    if (rank == 0) {
+        atomic_store(&all_called, true);
+        pthread_join(watcher, NULL);
+    }
     if (any_mapped) /* the arenas are shared: nobody unmaps before all are done */
         pthread_barrier_wait(&barrier);
     pc_comm_close(comm);

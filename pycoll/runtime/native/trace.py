@@ -9,6 +9,7 @@ from pycoll.errors import encoded
 from pycoll.runtime.native.load import ffi, lib, text_of
 
 EVENTS: int = lib.PC_TRACE_EVENTS
+LABELS: int = lib.PC_TRACE_LABELS
 _TEXT: int = lib.PC_TRACE_TEXT - 1
 _ABOUT: int = lib.PC_TRACE_ABOUT - 1
 
@@ -73,11 +74,9 @@ def trace_read(trace: Any) -> list[RawEvent]:
 
 def trace_totals(trace: Any) -> Totals:
     """Return what a ring has counted."""
-    calls = {
-        label.signature: (label.calls, text_of(label.text))
-        for label in trace.labels
-        if label.signature
-    }
+    found = ffi.new("struct pc_trace_label[]", LABELS)
+    count = lib.pc_trace_labels(trace, found)
+    calls = {one.signature: (one.calls, text_of(one.text)) for one in found[0:count]}
     return Totals(trace.waits, trace.waited_ns, trace.unlabelled, calls)
 
 

@@ -43,13 +43,14 @@ def read(ring: Any, clock: Clock, refused: Callable[[int], str], rails: int) -> 
         refused: Says what a refused call was, by its number.
         rails: How many there are; 0: no bytes are counted.
     """
+    found = trace.trace_read(ring)  # first: a kind has its label before its first call
     kinds = {
         signature: Kind.read(text)
         for signature, (_, text) in trace.trace_totals(ring).calls.items()
     }
     events: list[Event] = []
     before: trace.RawEvent | None = None
-    for raw in trace.trace_read(ring):
+    for raw in found:
         refusal = raw.signature == bindings.REFUSED
         kind = Kind(refused(raw.sequence) or "a call") if refusal else kinds.get(raw.signature)
         events.append(

@@ -6,6 +6,7 @@ layout in each version of Python. So it is tried out before it is believed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,12 @@ from types import CodeType
 
 from pycoll.runtime.native.load import fastcall
 
-_FOLDERS = [f"{Path(__file__).parents[2]}{os.sep}"]
+#: What the names of files begin with that are none of the user's; calls that pycoll makes amid a
+#: `with` have a frame of contextlib behind theirs.
+_FOLDERS = [
+    f"{Path(__file__).parents[2]}{os.sep}",
+    contextlib.contextmanager.__code__.co_filename,
+]
 _TRIAL = "\n\ndef where(place):\n    up = 1\n    return place()\n"
 _TRIAL_LINE = 5
 
