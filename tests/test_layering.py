@@ -54,7 +54,7 @@ LAW = {
         COMMUNICATOR,
         {"benchmark", "rehearsal"},
         {"interop", "overlap"},
-        {"doctor"},
+        {"doctor", "top"},
         {"cli", "__init__", "__main__"},
     ),
     "only_in": {

@@ -27,6 +27,7 @@ COMMANDS = (
     "bench",
     "tune",
     "run",
+    "top",
     "completion",
 )
 

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 from pycoll.runtime.native import trace
 
+#: No size of memory has so many.
+_DIGITS = 20
+
 
 class Kind(NamedTuple):
     """What calls of one signature are."""
@@ -22,6 +25,7 @@ class Kind(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Kind:
-        """Return what a label says; long ones are cut off."""
+        """Return what a label says; long ones are cut off, and anybody may have written it."""
         call, algorithm, nbytes, dtype, op = (*text.split("\t"), "", "", "", "", "")[:5]
-        return cls(call, algorithm, int(nbytes) if nbytes.isdigit() else 0, dtype, op)
+        number = nbytes.isascii() and nbytes.isdigit() and len(nbytes) < _DIGITS
+        return cls(call, algorithm, int(nbytes) if number else 0, dtype, op)
