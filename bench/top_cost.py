@@ -4,9 +4,9 @@ Run: python bench/top_cost.py [--launches 16] [--seconds 5] [--interval 0.5]
 
 A launch is a job of its own, which calls for some seconds; launches with and without are pairs, and
 the pairs' order alternates. The result of each block of calls is checked, and what `pycoll top` has
-printed must show the job, look by look. A look lasts a millisecond or two, so that most blocks of calls meet none:
-besides their median there is the mean, in which all of it is, and the slowest. A cell's ratio is
-the geometric mean over the pairs of with / without, with its 95 % interval by Student's t of the
+printed must show the job, look by look. A look lasts some milliseconds, so that most blocks meet
+none: besides their median there is the mean, in which all of it is, and the slowest. A cell's ratio
+is the geometric mean over the pairs of with / without, with its 95 % interval by Student's t of the
 logarithms. Where the ranks leave no core idle, `pycoll top` takes its time from theirs.
 """
 
@@ -32,8 +32,8 @@ from pycoll.benchmark import metadata
 
 RANKS = 2
 METHOD = (
-    "launches with and without pycoll top in pairs, whose order alternates; a block is 2000 calls in "
-    "a row, its time the slower rank's; the last result of each block is checked"
+    "launches with and without pycoll top in pairs, whose order alternates; a block is 2000 calls "
+    "in a row, its time the slower rank's; the last result of each block is checked"
 )
 RANK = """
 import json, os, sys, time

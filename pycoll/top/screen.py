@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import termios
-import time
 import tty
 from collections.abc import Sequence
 from types import FrameType, TracebackType
@@ -55,6 +54,8 @@ class Screen:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # Whoever presses Ctrl-C twice is to have the terminal back, too.
+        self._handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
         with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
             self._give_back()
         for number, handler in self._handlers.items():
@@ -106,8 +107,7 @@ class Screen:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._give_back()
         os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(0)  # SIGCONT has come
-        self._take()
+        self._take()  # SIGCONT has come
 
     def _write(self, data: bytes) -> None:
         while data:

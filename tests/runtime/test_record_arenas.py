@@ -255,6 +255,30 @@ def test_processes_that_may_not_be_looked_into_are_counted(
     assert len(sight.ranks) == 1
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_another_user_sees_no_rank_and_is_told_how_many_processes_it_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = os.getpid()
+    with pycoll.init():
+        come, go = os.pipe()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                os.setgroups([])
+                os.setresuid(65534, 65534, 65534)
+                monkeypatch.setattr(arenas, "_pids", lambda: iter([parent, os.getpid()]))
+                sight = Arenas().look()
+                os.write(go, f"{len(sight.ranks)} {sight.passed_over}".encode())
+                code = 0
+            os._exit(code)
+        os.close(go)
+        with os.fdopen(come) as said:
+            assert said.read() == "0 1"
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_memory_that_another_user_may_not_open_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -272,6 +296,12 @@ def test_a_process_that_ends_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPat
         assert len(Arenas().look().ranks) == 1
     assert process_state(2**22 + 5) == ""
     assert process_state(os.getpid()) == "R"
+
+
+def test_without_proc_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arenas, "process_state", lambda pid: "")
+    with pytest.raises(pycoll.UnavailableError, match="found in /proc, which is not mounted"):
+        Arenas()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pycoll.errors import UnavailableError
 from pycoll.runtime.native import bindings, trace
 from pycoll.runtime.record.kinds import Kind
 from pycoll.runtime.record.stats import CallStats, by_call
@@ -166,13 +167,19 @@ class Arena:
 
 
 class Arenas:
-    """Those of this machine that this user may read."""
+    """Those of this machine that this user may read.
+
+    Raises:
+        UnavailableError: There is no /proc.
+    """
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, int], Arena] = {}
         self._passed_over = self._unreadable = 0
         self._due = 0.0  #: when to search again
         self._here = os.uname().nodename
+        if not process_state(os.getpid()):
+            raise UnavailableError("ranks are found in /proc, which is not mounted")
 
     def look(self) -> Sight:
         """Look at every rank once."""
