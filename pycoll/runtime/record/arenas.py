@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from pycoll.errors import UnavailableError
 from pycoll.runtime.native import bindings, trace
-from pycoll.runtime.record.kinds import Kind
-from pycoll.runtime.record.stats import CallStats, by_call
+from pycoll.runtime.record.kinds import Kind, by_call
+from pycoll.runtime.record.stats import CallStats
 from pycoll.runtime.record.ticks import Clock
 
 #: What /proc shows of a descriptor of such memory; native/shm/shm.c names it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pycoll.runtime.native import trace
+from pycoll.runtime.record.stats import CallStats
 
 #: No size of memory has so many.
 _DIGITS = 20
@@ -29,3 +30,16 @@ class Kind(NamedTuple):
         call, algorithm, nbytes, dtype, op = (*text.split("\t"), "", "", "", "", "")[:5]
         number = nbytes.isascii() and nbytes.isdigit() and len(nbytes) < _DIGITS
         return cls(call, algorithm, int(nbytes) if number else 0, dtype, op)
+
+
+def by_call(totals: trace.Totals) -> dict[str, CallStats]:
+    """Return what a ring has counted by the calls' names, such as allreduce."""
+    found: dict[str, CallStats] = {}
+    for calls, text in totals.calls.values():
+        if not calls:
+            continue
+        kind = Kind.read(text)
+        one = found.setdefault(kind.call, CallStats())
+        by = one.algorithms | {kind.algorithm: one.algorithms.get(kind.algorithm, 0) + calls}
+        found[kind.call] = CallStats(one.calls + calls, one.nbytes + calls * kind.nbytes, by)
+    return found

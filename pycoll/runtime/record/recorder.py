@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pycoll.bootstrap.clock import clock_id
 from pycoll.runtime.native import bindings, load, trace, verbs
 from pycoll.runtime.record import events, places
-from pycoll.runtime.record.stats import Stats, by_call
+from pycoll.runtime.record.kinds import by_call
+from pycoll.runtime.record.stats import Stats
 from pycoll.runtime.record.ticks import Clock
 
 if TYPE_CHECKING:

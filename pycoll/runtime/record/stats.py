@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from pycoll.runtime.record.kinds import Kind
-
-if TYPE_CHECKING:
-    from pycoll.runtime.native.trace import Totals
 
 
 @dataclass(frozen=True)
@@ -37,16 +31,3 @@ class Stats:
     revivals: int  #: failed ones that came up again
     replayed: int  #: messages that were sent again
     work_requests: int  #: RDMA work requests that were posted to send
-
-
-def by_call(totals: Totals) -> dict[str, CallStats]:
-    """Return what a ring has counted by the calls' names, such as allreduce."""
-    found: dict[str, CallStats] = {}
-    for calls, text in totals.calls.values():
-        if not calls:
-            continue
-        kind = Kind.read(text)
-        one = found.setdefault(kind.call, CallStats())
-        by = one.algorithms | {kind.algorithm: one.algorithms.get(kind.algorithm, 0) + calls}
-        found[kind.call] = CallStats(one.calls + calls, one.nbytes + calls * kind.nbytes, by)
-    return found
