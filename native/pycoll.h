@@ -372,6 +372,8 @@ int pc_pairwise_submit(struct pc_comm *comm, uint64_t signature, const struct pc
 /* The status of each rank. */
 int pc_status_describe(struct pc_comm *comm, const char *text);
 int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out);
+/* That of the rank whose memory is mapped, for reading only; INVALID: no arena of this version. */
+int pc_status_of_arena(const void *arena, size_t nbytes, struct pc_status *out);
 /* 1 when a mapped peer is in the call of this rank's number and has called another. */
 int pc_status_differs(struct pc_comm *comm);
 /* The signature of a call of a mapped peer, PC_REFUSED or PC_FORGOTTEN; 0 if the peer has not come

@@ -426,6 +426,16 @@ class Config:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def coloured() -> bool:
+    """Tell whether texts for a terminal may have colours, see https://no-color.org."""
+    return not os.environ.get("NO_COLOR")
+
+
+def dumb() -> bool:
+    """Tell whether the terminal cannot move its cursor."""
+    return os.environ.get("TERM", "") in ("", "dumb")
+
+
 def hand_on(**settings: str) -> None:
     """Have the processes that this one starts find settings, by name, in their environment."""
     for name, value in settings.items():

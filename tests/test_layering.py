@@ -55,7 +55,7 @@ LAW = {
         COMMUNICATOR,
         {"benchmark", "rehearsal"},
         {"interop", "overlap"},
-        {"doctor", "trace"},
+        {"doctor", "top", "trace"},
         {"cli", "__init__", "__main__"},
     ),
     "only_in": {

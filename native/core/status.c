@@ -54,12 +54,21 @@ static struct pc_arena *mapped(struct pc_comm *comm, uint32_t peer)
     return comm->peers[peer].stands_in ? NULL : a;
 }
 
-static void read_call(struct pc_arena *a, struct pc_status *out)
+static void read_call(const struct pc_arena *a, struct pc_status *out)
 {
     out->state = atomic_load_explicit(&a->state, memory_order_acquire);
     out->sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed);
     out->signature = atomic_load_explicit(&a->signatures[out->sequence % PC_STATUS_CALLS],
                                           memory_order_relaxed);
+}
+
+static void read_status(const struct pc_arena *a, struct pc_status *out)
+{
+    read_call(a, out);
+    out->described = atomic_load_explicit(&a->described, memory_order_acquire);
+    atomic_thread_fence(memory_order_acquire); /* for the second read of `sequence` */
+    memcpy(out->text, a->text, sizeof out->text);
+    out->text[sizeof out->text - 1] = 0;
 }
 
 int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out)
@@ -69,11 +78,15 @@ int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out)
     struct pc_arena *a = mapped(comm, peer);
     if (a == NULL)
         return PC_UNMAPPABLE;
-    read_call(a, out);
-    out->described = atomic_load_explicit(&a->described, memory_order_acquire);
-    atomic_thread_fence(memory_order_acquire); /* for the second read of `sequence` */
-    memcpy(out->text, a->text, sizeof out->text);
-    out->text[sizeof out->text - 1] = 0;
+    read_status(a, out);
+    return PC_OK;
+}
+
+int pc_status_of_arena(const void *arena, size_t nbytes, struct pc_status *out)
+{
+    if (pc_trace_find(arena, nbytes) == NULL)
+        return PC_INVALID;
+    read_status(arena, out);
     return PC_OK;
 }
 

@@ -44,10 +44,13 @@ struct pc_trace *pc_comm_trace(struct pc_comm *comm)
 const struct pc_trace *pc_trace_find(const void *arena, size_t nbytes)
 {
     const struct pc_arena *a = arena;
-    if (nbytes < sizeof *a || a->magic != PC_ARENA_MAGIC || a->trace > nbytes
-        || nbytes - a->trace < sizeof(struct pc_trace) || a->trace % sizeof(uint64_t) != 0)
+    if (nbytes < sizeof *a || a->magic != PC_ARENA_MAGIC || a->version != PC_VERSION)
         return NULL;
-    const struct pc_trace *trace = (const void *)((const char *)arena + a->trace);
+    /* Read once: whoever writes there may be anybody, and may change it after it was checked. */
+    uint64_t at = __atomic_load_n(&a->trace, __ATOMIC_RELAXED);
+    if (at > nbytes || nbytes - at < sizeof(struct pc_trace) || at % sizeof(uint64_t) != 0)
+        return NULL;
+    const struct pc_trace *trace = (const void *)((const char *)arena + at);
     return trace->magic == MAGIC ? trace : NULL;
 }
 

@@ -28,6 +28,7 @@ COMMANDS = (
     "tune",
     "run",
     "trace",
+    "top",
     "completion",
 )
 

@@ -30,6 +30,14 @@ class RawEvent(NamedTuple):
     sent: tuple[int, ...]  #: by rail, of the whole communicator so far
 
 
+class Latest(NamedTuple):
+    """The newest events of a ring, of each kind; None where the ring has none."""
+
+    begun: RawEvent | None
+    finished: RawEvent | None
+    waited: RawEvent | None  #: that has waited long for a peer
+
+
 class Link(NamedTuple):
     """What a connection has carried, as its network counts it."""
 
@@ -62,14 +70,48 @@ def trace_read(trace: Any) -> list[RawEvent]:
     """Return the events of a ring, the oldest first."""
     found = ffi.new("struct pc_trace_event[]", EVENTS)
     count = lib.pc_trace_read(trace, found)
-    events = [
-        RawEvent(
-            *(e.sequence, e.signature, e.entered, e.finished, e.waited_ns, e.place),
-            *(e.waits, e.peer, e.longest, e.code, tuple(e.bytes)),
-        )
-        for e in found[0:count]
-    ]
-    return sorted(events)
+    return sorted(_raw(e) for e in found[0:count])
+
+
+def _raw(e: Any) -> RawEvent:
+    return RawEvent(
+        *(e.sequence, e.signature, e.entered, e.finished, e.waited_ns, e.place),
+        *(e.waits, e.peer, e.longest, e.code, tuple(e.bytes)),
+    )
+
+
+def trace_latest(trace: Any, microseconds: int) -> Latest:
+    """Return the newest events, for much less than `trace_read` takes.
+
+    Args:
+        trace: The ring.
+        microseconds: Which waits are long.
+    """
+    found = ffi.new("struct pc_trace_event[]", EVENTS)
+    count = lib.pc_trace_read(trace, found)
+    numbers = [e.sequence for e in found[0:count]]
+    begun = finished = waited = None
+    for k in sorted(range(count), key=numbers.__getitem__, reverse=True):
+        e = found[k]
+        begun = begun or _raw(e)
+        if not finished and e.finished:
+            finished = _raw(e)
+        if not waited and e.longest >= microseconds and e.peer >= 0:
+            waited = _raw(e)
+        if finished and waited:
+            break
+    return Latest(begun, finished, waited)
+
+
+def trace_status(memory: mmap.mmap) -> tuple[int, int, int] | None:
+    """Return how many calls a rank has begun, the last one's signature, and the rank's state.
+
+    None if the mapped memory is none of this version's. Nothing is written there.
+    """
+    found = ffi.new("struct pc_status *")
+    if lib.pc_status_of_arena(ffi.from_buffer(memory), len(memory), found) < 0:
+        return None
+    return found.sequence, found.signature, found.state
 
 
 def trace_totals(trace: Any) -> Totals:

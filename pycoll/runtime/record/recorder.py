@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.runtime.native import bindings, load, trace, verbs
 from pycoll.runtime.record import events, places
-from pycoll.runtime.record.kinds import Kind
-from pycoll.runtime.record.stats import CallStats, Stats
+from pycoll.runtime.record.kinds import by_call
+from pycoll.runtime.record.stats import Stats
 from pycoll.runtime.record.ticks import Clock
 
 if TYPE_CHECKING:
@@ -85,18 +85,10 @@ class Recorder:
     def stats(self) -> Stats:
         """Return what it has counted."""
         totals = trace.trace_totals(trace.comm_trace(self._comm))
-        found: dict[str, CallStats] = {}
-        for calls, text in totals.calls.values():
-            if not calls:
-                continue
-            kind = Kind.read(text)
-            one = found.setdefault(kind.call, CallStats())
-            by = one.algorithms | {kind.algorithm: one.algorithms.get(kind.algorithm, 0) + calls}
-            found[kind.call] = CallStats(one.calls + calls, one.nbytes + calls * kind.nbytes, by)
         net = verbs.comm_net_state(self._comm)
         return Stats(
             calls=bindings.status_read(self._comm, self._world.rank).sequence,
-            collectives=found,
+            collectives=by_call(totals),
             waits=totals.waits,
             waited_seconds=totals.waited_ns / 1e9,
             rails=self._rails,
