@@ -82,6 +82,7 @@ class View:
 
     def __init__(self, host: str, job: str = "", pid: int | None = None) -> None:
         self._host, self._job, self._pid = host, job, pid
+        self._of_pid: set[str] = set()  #: jobs of that process, which may have ended since
         self._before: dict[tuple[int, int], Seen] = {}
         #: Of communicators of which ranks are here still, those that are here no more.
         self._gone: dict[tuple[int, int], Seen] = {}
@@ -107,7 +108,8 @@ class View:
     def _wanted(self, ranks: list[Seen]) -> list[Seen]:
         jobs = {seen.about.job for seen in ranks if seen.about.job.startswith(self._job)}
         if self._pid is not None:
-            jobs &= {seen.about.job for seen in ranks if seen.pid == self._pid}
+            self._of_pid |= {seen.about.job for seen in ranks if seen.pid == self._pid}
+            jobs &= self._of_pid
         return [seen for seen in ranks if seen.about.job in jobs]
 
     def _of(self, ranks: list[Seen]) -> Group:

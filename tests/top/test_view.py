@@ -134,6 +134,13 @@ def test_only_the_job_that_is_wanted_is_shown() -> None:
     assert jobs("j", 5) == []
 
 
+def test_the_job_of_a_process_is_shown_when_that_has_ended() -> None:
+    view, ended = View("", pid=5), seen(1)._replace(pid=5)
+    view.next(Sight([seen(0), ended], 0, 0))
+    [group] = view.next(Sight([seen(0)], 0, 0)).communicators
+    assert (group.job, group.here) == ("j1", 1)
+
+
 def texts(snapshot: Snapshot, width: int | None = None) -> str:
     return "\n".join(line.text for line in lines(snapshot, width))
 
