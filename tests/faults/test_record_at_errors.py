@@ -243,6 +243,23 @@ tell("up0")
     assert all("SIGTERM" in made["reason"] for made in found.values())
 
 
+def test_a_process_that_hangs_at_its_end_is_ended_by_a_signal(run: Run) -> None:
+    body = """
+class Hangs:
+    def __del__(self, sleep=time.sleep, tell=tell, rank=RANK):
+        tell(f"hangs{rank}")
+        sleep(1000)
+hangs = Hangs()
+comm.close()
+"""
+    job = run(2, body, "--grace", "1000")
+    for rank in range(2):
+        job.told(f"hangs{rank}")
+    job.process.send_signal(signal.SIGUSR1)
+    job.process.terminate()
+    assert job.end()[0] != 0
+
+
 def test_without_the_setting_nothing_is_written(
     run: Run, records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
