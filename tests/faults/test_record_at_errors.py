@@ -278,7 +278,7 @@ class Hangs:
 hangs = Hangs()
 comm.close()
 """
-    job = run(2, body, "--grace", "1000")
+    job = run(2, body, "--grace", "100")
     for rank in range(2):
         job.told(f"hangs{rank}")
     job.process.send_signal(signal.SIGUSR1)
