@@ -6,6 +6,7 @@ The thread exists only where PYCOLL_RECORD says where to; it sleeps until there 
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -163,6 +164,7 @@ def begin(directory: Path | None) -> None:
     global _triggers
     if directory is not None and _triggers is None:
         _triggers = Triggers(directory)
+        atexit.register(_let_end)
 
 
 def broke(error: BaseException) -> None:
@@ -177,8 +179,18 @@ def settle() -> None:
         _triggers.settle()
 
 
+def _let_end() -> None:
+    """Have SIGTERM end this process again: soon no thread runs that would do it.
+
+    SIGUSR1 stays as it is, as it would end the process, too.
+    """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # and no handler of the program
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _forget() -> None:
     global _triggers
+    atexit.unregister(_let_end)
     if _triggers:
         for number in WATCHED:
             trace.signal_forget(number)
