@@ -75,7 +75,7 @@ def test_a_bit_on_the_wire() -> None:
 
 
 #: In which late ranks are sent nothing: a root that folds by itself sends first; no slots at all.
-NO_SLOT = {("reduce", "two_shot"), ("alltoallv", None)}
+NO_SLOT = {("reduce", "two_shot"), ("reduce", "ordered_chain"), ("alltoallv", None)}
 
 
 @pytest.mark.parametrize("seed", [2, 3])

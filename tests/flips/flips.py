@@ -243,6 +243,8 @@ class Story(NamedTuple):
             victim = root if place == "wire" else other
         elif place == "slot" and algorithm in _LEAVES:
             victim = 0
+        elif place == "slot" and algorithm == "ordered_chain":
+            victim = size - 1  # rank 0 sends first
         send = 1 + (rng.randrange(2) if collective in REDUCING else 0)  # it may run twice
         return cls(place, collective, algorithm, victim, root, rng.choice(BITS), send)
 
