@@ -468,8 +468,9 @@ class Failure:
         """Break the communicator on every rank, unless something has: ``what`` was called."""
         if self.error is None:
             text = f"called {what} at {user_line()}"
-            self._break(RevokedError(f"{self._name(self._rank)} {text}"), Cause.ERROR, self._rank)
+            # First: another thread, whose call it ends, may close the communicator at once.
             self._tell(REVOKED, text)
+            self._break(RevokedError(f"{self._name(self._rank)} {text}"), Cause.ERROR, self._rank)
 
     def fail(self, error: PycollError) -> NoReturn:
         """Break the communicator on every rank because of what ended a call before it began."""

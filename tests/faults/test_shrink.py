@@ -87,6 +87,30 @@ def revoked() -> tuple[type[Exception], str, type[Exception], float]:
     return type(first), str(first), type(later), total(comm)
 
 
+def revoked_by_a_thread() -> str:
+    comm = pycoll.init(timeout=20)
+    comm.barrier()
+    failure = comm._engine.failure
+    if comm.rank == 1:
+        wait_until(lambda: failure.error is not None)
+        return str(failure.error)
+    say = failure._control.abort
+
+    def slowly(kind: str, text: str) -> None:
+        time.sleep(0.3)
+        say(kind, text)
+
+    failure._control.abort = slowly  # type: ignore[method-assign]
+    threading.Timer(0.1, comm.revoke).start()
+    with comm, pytest.raises(RevokedError):
+        comm.allreduce(np.ones(3))
+    return ""
+
+
+def test_whose_call_a_thread_revokes_may_close_at_once() -> None:
+    assert "called revoke() at " in spawn(revoked_by_a_thread, 2)[1]
+
+
 def test_revoke_wakes_all_and_other_communicators_go_on() -> None:
     for rank, (first, text, later, found) in enumerate(spawn(revoked, 3)):
         assert issubclass(first, RevokedError if rank != 1 else BrokenError)
