@@ -116,13 +116,20 @@ static inline uint64_t liar_place(const struct liar *l, uint32_t channel, uint64
                                    : slots + number % PC_LINES * small);
 }
 
-/* All that rank 1 does not fill is as it was: zero. */
+/* All that rank 1 does not fill is as it was: zero, but for what rank 0 notes of its own calls. */
 static inline void liar_check_memory(const struct liar *l)
 {
     const struct pc_layout *layout = &l->comm->layout;
-    for (size_t i = layout->records + 2 * layout->record; i < layout->end; i++)
-        if (l->comm->arena[i] != 0)
-            fail("something reached memory that is not its sender's", NULL);
+    const size_t spans[][2] = {
+        {layout->records + 2 * layout->record, layout->trace},
+        {layout->trace + offsetof(struct pc_trace, about),
+         layout->trace + offsetof(struct pc_trace, events)},
+        {(size_t)((char *)(l->comm->event + 1) - l->comm->arena), layout->end},
+    };
+    for (size_t s = 0; s < sizeof spans / sizeof *spans; s++)
+        for (size_t i = spans[s][0]; i < spans[s][1]; i++)
+            if (l->comm->arena[i] != 0)
+                fail("something reached memory that is not its sender's", NULL);
 }
 #endif
 #endif

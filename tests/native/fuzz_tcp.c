@@ -275,7 +275,8 @@ static void pump(struct model *m, bool all)
     consume(m);
 }
 
-/* All that rank 1 does not fill is as it was: zero, but for the header and rank 0's own board. */
+/* All that rank 1 does not fill is as it was: zero, but for the header, rank 0's own board, and
+ * what it notes of its own calls. */
 static void check_memory(const struct model *m)
 {
     const struct pc_layout *l = &m->comm->layout;
@@ -285,7 +286,9 @@ static void check_memory(const struct model *m)
         {l->records, (size_t)((char *)pc__credit_line(record, 1, 0) - arena)},
         {(size_t)((char *)pc__record_line(record, 1, PC_RECORD_LINES) - arena),
          (size_t)(pc__slot_data(record, l, 0) - arena)},
-        {l->records + 2 * l->record, l->end},
+        {l->records + 2 * l->record, l->trace},
+        {l->trace + offsetof(struct pc_trace, about), l->trace + offsetof(struct pc_trace, events)},
+        {(size_t)((char *)(m->comm->event + 1) - arena), l->end},
     };
     for (size_t s = 0; s < sizeof spans / sizeof *spans; s++)
         for (size_t i = spans[s][0]; i < spans[s][1]; i++)
