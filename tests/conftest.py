@@ -6,7 +6,6 @@ by a probe that looks and never by catching an exception: a broken build fails, 
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import gc
 import importlib.util
@@ -176,21 +175,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def only_in_full(items: list[pytest.Item], whole: bool) -> set[pytest.Item]:
-    """Return the tests that `make test` leaves out; if all were collected, each line has some."""
-    path, left_out = ROOT / "tests" / "full.txt", set()
-    for line in path.read_text().splitlines():
-        if line and not line.startswith("#"):
-            pattern, _, why = line.partition(" ")
-            found = [
-                item for item in items if fnmatch.fnmatchcase(item.nodeid, f"tests/{pattern}*")
-            ]
-            if not why or (whole and not found):
-                raise pytest.UsageError(f"{path}: {line!r} gives no reason or names no test")
-            left_out.update(found)
-    return left_out
-
-
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give a worker a file at a time; all that has hosts or guests to one, which boots once."""
     from xdist.scheduler import LoadFileScheduling
@@ -212,8 +196,10 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test with its kind, and skip those whose need is not met."""
-    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    left_out = only_in_full(items, whole)
+    import full
+
+    lines = (ROOT / "tests" / "full.txt").read_text().splitlines()
+    left_out, config.stash[full.WRONG_LINES] = full.only_in_full(items, lines)
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
