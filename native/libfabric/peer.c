@@ -147,7 +147,6 @@ int pc__fabric_send(struct pc_net_peer *base, const struct pc_send_op *op)
     if (rc != PC_OK)
         return rc;
     base->net->credits += credit;
-    pc__net_add_sent(base->net, 0, credit ? 0 : op->nbytes);
     pc__net_told(op->edge);
     if (!credit && (op->nbytes >= PC_FABRIC_FRAGMENT || pc__edge_holds_credit(op->edge)))
         pc__fabric_flush(base);

@@ -27,6 +27,7 @@ from pycoll.runtime.native import bindings, verbs
 
 PATIENCE = 60.0  #: seconds
 GUARD = 4096  #: bytes around what may be written
+STRAY = b"\xa5" * 8  #: what is written where nothing may be
 MIDDLE = 256  #: elements of an array whose message lies in a small slot
 SMALL, LARGE = 40, 4  #: calls; there are 32 lines and 2 slots
 COUNT = 1 << 15  #: elements of the large ones: more than a line holds, for several connections
@@ -184,20 +185,22 @@ class Memory:
         self._file = open(f"/proc/{(folder / 'pid').read_text()}/mem", "rb", 0)  # noqa: SIM115
         self._spans = [
             (hello.lines - GUARD, hello.lines_bytes + 2 * GUARD),
-            (hello.slots - GUARD, hello.slots_bytes + 2 * GUARD),
+            (hello.slots - GUARD, hello.slots_bytes + GUARD),
         ]
+        # Behind the last record a rank notes what it does itself: see native/core/trace.h.
+        self._notes = hello.slots + hello.slots_bytes, GUARD
 
     def read(self, address: int, nbytes: int) -> bytes:
         """Return what stands at an address of rank 0."""
         self._file.seek(address)
         return self._file.read(nbytes)
 
-    def all(self) -> list[bytes]:
-        """Return all that only an intruder changes."""
+    def all(self) -> list[object]:
+        """Return all that only an intruder changes; of a rank's notes, whether one has written."""
         spans = [bytearray(self.read(*span)) for span in self._spans]
         for at in range(LINE - 1, len(spans[0]), LINE):
             spans[0][at] &= 0x7F  # of a count: set while its reader sleeps
-        return [bytes(span) for span in spans]
+        return [*map(bytes, spans), STRAY[:4] in self.read(*self._notes)]
 
 
 def protect(peer, folder: Path) -> None:
@@ -231,7 +234,7 @@ def protect(peer, folder: Path) -> None:
         ("write by a key that was changed", write, inside, key.slots ^ 1),
         ("write by a key of nothing", write, inside, 0x7FFFFF00),
     ):
-        status = peer.attempt(opcode, address, by, b"\xa5" * 8)
+        status = peer.attempt(opcode, address, by, STRAY)
         refusals = {"REM_ACCESS_ERR", *(["REM_INV_REQ_ERR"] if opcode == add else [])}
         assert status in refusals, f"it let this rank {what}: {status}"
         assert memory.all() == before, f"this rank could {what}"

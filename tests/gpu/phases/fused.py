@@ -209,7 +209,7 @@ def prepare(comm: Any, case: Any, x: Any, out: Any, deadline: float) -> tuple[by
 
     op = "sum" if case.op == "-" else case.op
     options = CallOptions(op, 0, None, case.algorithm)
-    kind, reduce_op = comm._collectives.launch._check(case.collective, options)
+    kind, reduce_op, _ = comm._collectives.launch._check(case.collective, options)
     given = x if case.collective == "broadcast" else out
     request = comm._collectives.launch._request(kind, x, given, reduce_op, options)
     cuda = comm._collectives.launch.cuda
