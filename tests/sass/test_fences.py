@@ -17,6 +17,9 @@ from listing import fences_by_place, instructions, system_fences
 from pycoll.dtypes import BY_NAME, DTYPES, ReduceOp
 from pycoll.runtime.cuda import compile
 
+# NVRTC takes minutes for a kernel, and more where the machine does other things too.
+pytestmark = pytest.mark.timeout(1200)
+
 HOPPER = (9, 0)
 KEY = (BY_NAME["float32"], ReduceOp.SUM, HOPPER)
 LINES = "--generate-line-info"

@@ -10,6 +10,9 @@ from listing import alias_fences, breaches, instructions
 from pycoll.dtypes import DTYPES, DType, ReduceOp
 from pycoll.runtime.cuda import compile
 
+# NVRTC takes minutes for a kernel, and more where the machine does other things too.
+pytestmark = pytest.mark.timeout(1200)
+
 SWITCHES = ((9, 0), (10, 0))  #: compute capabilities of GPUs that NVSwitch joins
 SUM, PROD, MIN, MAX, AVG = ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG
 INTEGERS = {"int32": (32, "S32"), "uint32": (32, ""), "int64": (64, "S64"), "uint64": (64, "")}
