@@ -645,14 +645,19 @@ def test_kinds_that_give_way_while_another_thread_reads() -> None:
 
         thread = threading.Thread(target=look)
         thread.start()
-        for number in range(1, 30_000):
+        for number in range(1, 1_000_000):
             signature = number * 0x9E3779B97F4A7C15 % 2**64
             trace.label(ring, signature, f"{signature}" * (1 + signature % 5))
         over.set()
         thread.join()
         assert wrong == []
 
-    run(rank, 1)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # or each of the calls waits 5 ms for the thread that reads
+    try:
+        run(rank, 1)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_records_amid_the_life_and_death_of_communicators() -> None:
