@@ -21,9 +21,7 @@ from ranks import Ranks
 
 SURVIVOR = str(Path(__file__).with_name("survivor.py"))
 JOIN_PORT = 29401
-#: No path may fail but for a death: see test_verbs.py. The timeout of a call is longer than what it
-#: takes to give up a peer that is cut off: 5 s until a send that is never acknowledged is taken for
-#: lost, and 10 to 20 s in which no connection comes up.
+#: No path may fail but for a death: see test_verbs.py.
 SETTINGS = {"PYCOLL_TRANSPORT": "verbs", "PYCOLL_VERBS": "timeout=19", "PYCOLL_TIMEOUT": "60"}
 
 
@@ -116,7 +114,7 @@ def test_a_newcomer_takes_the_place_of_the_dead(rack: Rack) -> None:
 @pytest.mark.parametrize("away", [0, 2])
 def test_of_a_host_that_is_cut_off_the_others_go_on(rack: Rack, away: int) -> None:
     """Those who are more do; who is alone is told."""
-    env = SETTINGS
+    env = {**SETTINGS, "PYCOLL_TIMEOUT": "12"}
     with Ranks(rack, [sys.executable, SURVIVOR, "cut"], 3, hosts=3, env=env) as ranks:
         for rank in ranks:
             rank.until("runs")
@@ -131,6 +129,8 @@ def test_of_a_host_that_is_cut_off_the_others_go_on(rack: Rack, away: int) -> No
 @pytest.mark.parametrize("away", [0, 2])
 def test_of_a_rank_whose_rdma_port_alone_is_down_the_others_go_on(rack: Rack, away: int) -> None:
     """It lives, and reaches all by TCP, but the settings ask for RDMA."""
+    # To give up a peer takes up to 5 s, until a send that is never acknowledged is taken for lost,
+    # and 10 to 20 s in which no connection comes up: less than a call may take.
     env = {**SETTINGS, "PYCOLL_VERBS": "timeout=14"}
     with Ranks(rack, [sys.executable, SURVIVOR, "cut"], 3, hosts=3, env=env) as ranks:
         for rank in ranks:
