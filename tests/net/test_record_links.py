@@ -42,7 +42,7 @@ import json, numpy as np, pycoll
 comm = pycoll.init()
 comm.barrier()
 for _ in range(3):
-    comm.alltoall(np.ones(comm.size * 200_000, "uint8"))
+    comm.alltoall(np.ones(comm.size * 50_000, "uint8"))
 comm.barrier()
 print(json.dumps([comm.record()]), flush=True)
 comm.barrier()
@@ -117,15 +117,16 @@ def test_links_count_what_was_sent(root: Path) -> None:
 
 
 def test_the_links_of_a_host_whose_wire_is_slow_are_told_from_the_rest(root: Path) -> None:
+    # Twenty times slower, as a loaded machine slows the other wires, too, which are processes.
     count, slow = 4, 2
     with Hosts(count) as hosts:
         for host in range(count):
-            hosts.shape(host, rate=0.5e6 if host == slow else 2e6)
+            hosts.shape(host, rate=0.1e6 if host == slow else 2e6)
         found = run(root, hosts, count, SLOW)
     rates: dict[tuple[int, int], float] = {}
     for rank, (made,) in enumerate(found):
         for peer, link in links(made).items():
-            assert link["sent"] > 600_000
+            assert link["sent"] > 150_000
             rates[rank, peer] = link["sent"] / link["busy_ns"]
     assert len(rates) == count * (count - 1)
     rest = statistics.median(rate for ends, rate in rates.items() if slow not in ends)
