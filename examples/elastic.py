@@ -23,7 +23,7 @@ def recover(comm, size):
     while True:
         comm = comm.shrink()  # LostError: the others went on without this rank
         try:
-            return comm.grow(size - comm.size, timeout=20) if comm.size < size else comm
+            return comm.grow(size - comm.size, timeout=60) if comm.size < size else comm
         except pycoll.CollectiveTimeout:  # no newcomer: go on with fewer
             return comm
         except pycoll.PycollError as error:  # another death, amid this

@@ -16,7 +16,8 @@ import pycoll
 
 pytestmark = gpus.MARKS
 
-SLACK_NS = 2_000_000  #: of the GPU's clock against the host's
+#: Of the GPU's clock against the host's: how long a rank that reads both may be off its core.
+SLACK_NS = 100_000_000
 
 
 def of_gpu(record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -41,7 +42,7 @@ def test_events_say_when_kernels_ran(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 comm.barrier()
                 began = time.monotonic_ns()
                 if comm.rank == 1:
-                    time.sleep(0.05)
+                    time.sleep(0.5)
                 late = time.monotonic_ns()
                 for _ in range(3):
                     comm.allreduce(x)
@@ -56,7 +57,7 @@ def test_events_say_when_kernels_ran(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 assert one["finished_ns"] <= after["entered_ns"] + SLACK_NS
             first = events[0]
             if comm.rank == 0:  # its kernel waited for the other's
-                assert first["finished_ns"] - first["entered_ns"] >= 40_000_000
+                assert first["finished_ns"] - first["entered_ns"] >= 300_000_000
             else:
                 assert first["entered_ns"] >= late - SLACK_NS
 
